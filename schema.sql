@@ -523,6 +523,7 @@ DECLARE
     -- Of the session.
     path text := current_setting('search_path');
     acting text := current_setting('role');
+    durability text := current_setting('synchronous_commit');
 BEGIN
     -- Assigned, which runs no query: PERFORM would.
     patience := set_config('lock_timeout', patience, true);
@@ -538,11 +539,14 @@ BEGIN
         RETURNING claim_token
     )
     SELECT array_agg(claim_token) INTO won FROM claimed;
-    -- A SET in a trigger of the operator's would stay in the session, and lead what comes next to other
-    -- tables.
-    IF current_setting('search_path') <> path OR current_setting('role') <> acting THEN
+    -- A SET in a trigger of the operator's would stay in the session, lead what comes next to other tables,
+    -- and loosen its commit.
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting
+       OR current_setting('synchronous_commit') <> 'off' THEN
         path := set_config('search_path', path, false);
         acting := set_config('role', acting, false);
+        durability := set_config('synchronous_commit', durability, false);
+        durability := set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN won;
 END
@@ -572,14 +576,13 @@ DECLARE
     present record;
     path text := current_setting('search_path');
     acting text := current_setting('role');
+    usual text := current_setting('synchronous_commit');
     durability text;
 BEGIN
     -- What is acknowledged is flushed, whatever the server's or the role's setting is: a reload changes
     -- living sessions, even between a statement and its commit, but not what was set for a transaction.
     patience := set_config('lock_timeout', patience, true);
-    durability := set_config('synchronous_commit',
-                             coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'),
-                             true);
+    durability := set_config('synchronous_commit', coalesce(nullif(usual, 'off'), 'on'), true);
     -- Where events go. A pooler may have changed to a promoted server under a living connection.
     SELECT (SELECT slot FROM outbox_slot ORDER BY outbox_slot.number DESC LIMIT 1) AS slot,
            history.number, history.server_started_at INTO present
@@ -642,11 +645,12 @@ BEGIN
                AND count(*) = (SELECT count(*) FROM new_event)
                AND coalesce(sum(cardinality(recipients)), 0) = (SELECT count(*) FROM new_member)
     INTO led, is_whole FROM settled;
-    -- As in claim_attempts; and a trigger's SET LOCAL would have the commit wait for no disk.
+    -- As in claim_attempts; and a SET LOCAL would loosen this commit.
     IF current_setting('search_path') <> path OR current_setting('role') <> acting
        OR current_setting('synchronous_commit') <> durability THEN
         path := set_config('search_path', path, false);
         acting := set_config('role', acting, false);
+        usual := set_config('synchronous_commit', usual, false);
         durability := set_config('synchronous_commit', durability, true);
     END IF;
     -- An attempt that could be led and was not is a dropped row as well. A condition of its own: one that
@@ -827,11 +831,11 @@ BEGIN
           AND member.user_id = owner AND member.role = 'owner'))
     FOR UPDATE;
     IF NOT FOUND OR doomed.conversation_id IS NULL THEN
-        -- An outcome is reported only after a synchronous standby has it, as in look.
-        PERFORM CASE WHEN current_setting('synchronous_standby_names') <> ''
-                     THEN pg_logical_emit_message(true, 'stretto', '') END
-        FROM chat_group WHERE group_id = id AND deleted_at IS NOT NULL;
-        RETURN CASE WHEN FOUND THEN false END;
+        -- This too is reported only after a synchronous standby has it, as in look.
+        IF current_setting('synchronous_standby_names') <> '' THEN
+            PERFORM pg_logical_emit_message(true, 'stretto', '');
+        END IF;
+        RETURN (SELECT false FROM chat_group WHERE group_id = id AND deleted_at IS NOT NULL);
     END IF;
     -- Once more: a change that the lock has waited for may have made others owners.
     PERFORM FROM conversation_member
@@ -861,15 +865,17 @@ BEGIN
     is_whole := is_whole AND FOUND;
     DELETE FROM attempt
     WHERE group_id IN (SELECT group_id FROM attempt WHERE group_id = id FOR UPDATE SKIP LOCKED);
-    -- What came behind the trigger has met other tables. Undone, its SET does not stay either.
-    IF current_setting('search_path') <> path OR current_setting('role') <> acting THEN
-        RAISE EXCEPTION 'a trigger has changed search_path or role in the midst of a deletion: give its'
-                        ' function a SET clause instead'
+    IF NOT is_whole THEN
+        RAISE EXCEPTION 'a trigger has dropped a change of stretto''s tables, or led it to others by a SET: it'
+                        ' must return its row, and its function needs a SET clause instead'
             USING ERRCODE = 'trigger_protocol_violated';
     END IF;
-    IF NOT is_whole THEN
-        RAISE EXCEPTION 'a trigger has dropped a change of stretto''s tables: it must return its row'
-            USING ERRCODE = 'trigger_protocol_violated';
+    -- As in claim_attempts.
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting
+       OR current_setting('synchronous_commit') <> durability THEN
+        path := set_config('search_path', path, false);
+        acting := set_config('role', acting, false);
+        durability := set_config('synchronous_commit', durability, false);
     END IF;
     -- Readers of the log take the commit of a visible event for one that a crash does not undo.
     durability := set_config('synchronous_commit', coalesce(nullif(durability, 'off'), 'on'), true);

@@ -405,7 +405,7 @@ async def test_a_silent_try_is_followed_by_another(
 async def test_a_body_has_the_time_that_a_slow_link_takes_for_it(
     proxy: Proxy, client: StrettoClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it, one of 130 KB would never arrive at 64 kbit/s, however often it is tried."""
+    """Without it, one of 140 KB would never arrive at 70 kbit/s, however often it is tried."""
     monkeypatch.setattr(calls, "TRY_SECONDS_MAX", 0.001)
     monkeypatch.setattr(calls, "BYTES_PER_SECOND_MIN", 1)
     await client.create_group("Team", timeout_seconds=LONG_SECONDS)

@@ -15,17 +15,19 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from stretto.assembly.host_pool import require_database
+import stretto as stretto_module
 from stretto.assembly.settings import ComponentSettings
 from stretto.errors import GroupRejected
 from stretto.postgres.check import check_database
 from stretto.postgres.connecting import _SERVER_SETTINGS, PREPARED_MAX
 from stretto.postgres.connections import Database
 from stretto.postgres.lanes import Lane, connections
+from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_steps import newest_number
 from stretto.postgres.pooler import split_pooler
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.provision import START_SECONDS
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
 from support.api_client import connected_api
 from support.both_stores import write
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
 
 OPERATIONS = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 KEYS = 60
+TEAM = stretto_module.NewGroup.parse(
+    stretto_module.UserId("alice"), {"name": "Team", "members": []}
+)
 # Of each kind of connection: in some of them, transactions get another server connection.
 TURNS = 200
 # Clients only: the server's own autovacuum may be at work in the database as well.
@@ -265,7 +270,8 @@ async def _database_through(
         ) as pool,
         Database(pool=pool) if is_hosts_pool else Database(through) as database,
     ):
-        await require_database(database, is_hosts_pool=is_hosts_pool)
+        # Not by `require_database`: what is left in a session is to be seen here.
+        database.is_shared = True
         yield database
 
 
@@ -377,3 +383,37 @@ async def test_what_a_hook_has_left_running_is_ended_behind_pgbouncer(
                 await led_by(store)
             assert 1 == len(await connection.fetch("SELECT FROM attempt FOR UPDATE SKIP LOCKED"))
             await store.close()
+
+
+def documented_reset() -> list[str]:
+    """Return the lines of pgbouncer.ini that a host with a pool needs."""
+    return re.findall(r"(?m)^ +(server_reset_query\w* = .+)$", OPERATIONS)
+
+
+@pytest.mark.parametrize("is_documented", [True, False])
+async def test_what_a_hosts_handler_sets_behind_pgbouncer_leads_no_group_elsewhere(
+    is_documented: bool, server_url: str, connection: Connection
+) -> None:
+    """PgBouncer resets nothing between transactions, unless it is told to."""
+    await give_settings(server_url)
+    await migrate(connection, "other")
+
+    async def keep(_: object) -> None:
+        """Reset nothing, as is documented for such a pool."""
+
+    lines = documented_reset()
+    assert len(lines) == 2
+    with running_pgbouncer(server_url, *lines * is_documented) as folder:
+        url, _ = split_pooler(url_through(folder, server_url))
+        pool = asyncpg.create_pool(url, min_size=0, max_size=9, statement_cache_size=0, reset=keep)
+        async with pool, AsyncExitStack() as stack:
+            opened = stretto_module.open_component(pool=pool)
+            if not is_documented:
+                with pytest.raises(ConfigurationError, match="server_reset_query_always = 1"):
+                    await stack.enter_async_context(opened)
+                return
+            component = await stack.enter_async_context(opened)
+            for number in range(2 * SERVER_CONNECTIONS):
+                await pool.execute("SET search_path TO other")
+                await component.create(str(number), TEAM)
+    assert 2 * SERVER_CONNECTIONS == await groups(connection)

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
+from stretto.creation.deletion import Deletion
+from stretto.domain import UserId
 from stretto.observations import StandbyAwaited
 from stretto.postgres import deletions, driver_connection
+from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.connections import Database
+from stretto.postgres.deletions import PostgresDeletionStore
+from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.standby import DETAIL, waits_for_standby
+from stretto.postgres.tail import PostgresTail
+from stretto.store_errors import Unreachable
+from stretto.uuids import uuid4
 from support.api_client import TEAM, api_for, settled_create
 from support.command_process import stretto as run
 from support.embedded_servers import ask
@@ -86,8 +95,10 @@ async def test_answers_and_log_name_a_standby_that_is_away(server: OwnServer) ->
     assert {StandbyAwaited.cause} == {each["cause"] for each in unknown}
 
 
-CANCEL = """SELECT pg_cancel_backend(pid) FROM pg_stat_activity
-            WHERE wait_event = 'SyncRep' AND application_name = 'stretto'"""
+WAITING = (
+    "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'stretto'"
+)
+CANCEL = f"SELECT pg_cancel_backend(pid) FROM ({WAITING}) AS waiting"
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
@@ -114,7 +125,7 @@ async def test_a_commit_whose_wait_was_cancelled_is_no_outcome(
             return (await reply).status
 
         asked = {
-            "create": api.create("new", TEAM, wait=1),
+            "create": api.create("new", TEAM, wait=1 if is_guarded else 30),
             "look": api.get("/v1/attempts/before"),
             "delete": api.request("DELETE", f"/v1/groups/{group}"),
         }
@@ -125,3 +136,56 @@ async def test_a_commit_whose_wait_was_cancelled_is_no_outcome(
             assert all(status < 300 for status in statuses.values()), statuses
         await await_none(server.dsn)
         assert 201 == (await settled_create(api, "new")).status
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_tail_reads_no_event_whose_wait_for_the_standby_was_cancelled(
+    is_guarded: bool, server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions would be told of what a failover loses."""
+    if not is_guarded:
+        monkeypatch.setattr(driver_connection, "sure_commits", lambda _: nullcontext())
+    async with Database(server.dsn) as database:
+        tail = PostgresTail(database, uuid4())
+        await tail.listen(lambda: None)
+        begin = await tail.present()
+        async with api_for(server.dsn) as api:
+            assert 201 == (await settled_create(api, "new")).status
+        await await_standby(server.dsn)
+        reading = asyncio.ensure_future(tail.page(begin, 10))
+
+        async def is_read() -> bool:
+            await ask(server.dsn, CANCEL)
+            return reading.done()
+
+        await until(is_read)
+        assert isinstance(reading.exception(), Unreachable) is is_guarded
+        await tail.close()
+
+
+@pytest.mark.parametrize("asked", ["deletions", "attempt", "deletion"])
+async def test_that_there_is_nothing_is_said_once_the_standby_has_it(
+    asked: str, server: OwnServer
+) -> None:
+    """A primary that was replaced, and still runs, has nothing of what has come since."""
+    alice = UserId("alice")
+    async with Database(server.dsn) as database:
+        log = PostgresLogStore(database.upkeep)
+        attempts, deletions = PostgresAttemptStore(database), PostgresDeletionStore(database)
+        begin = await log.present()
+
+        async def delete() -> None:
+            async with deletions.deleting() as delete:
+                assert await delete(Deletion(uuid4(), alice, None), is_hasty=False) is None
+
+        calls = {
+            "deletions": lambda: log.deletions(begin, 9),
+            "attempt": lambda: attempts.look(uuid4(), 1.0, alice),
+            "deletion": delete,
+        }
+        await await_standby(server.dsn)
+        answer = asyncio.ensure_future(calls[asked]())
+        await until(lambda: ask(server.dsn, WAITING))
+        assert not answer.done()
+        await await_none(server.dsn)
+        await answer

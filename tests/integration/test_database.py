@@ -300,6 +300,25 @@ async def test_a_database_without_tables_learns_what_to_do(
             await database.ping()
 
 
+async def test_a_statement_that_the_end_of_the_service_breaks_is_unreachable(
+    database_url: str,
+) -> None:
+    """It fails once the pools are gone, and must not fail on that."""
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(Database(database_url))
+
+        async def read() -> None:
+            async with database.connection(Lane.LOOKS) as connection:
+                closing.set_result(asyncio.create_task(stack.aclose()))
+                await asyncio.sleep(0)
+                await connection.execute("SELECT * FROM nothing")
+
+        closing = asyncio.get_running_loop().create_future()
+        with pytest.raises(Unreachable):
+            await read()
+        await (await closing)
+
+
 async def test_a_closed_database_is_unreachable(database_url: str) -> None:
     """A request that comes during the shutdown is answered, and no connection is opened behind it."""
     async with Database(database_url) as database:

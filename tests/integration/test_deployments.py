@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import math
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -262,6 +263,31 @@ async def test_a_stream_that_is_made_anew_is_looked_at_while_connected(
                     await bus.publish([new_event()])
     # What has reached it is sent again once the operator has said whose it is.
     assert kept == (await jetstream.stream_info(OURS.event_stream)).state.messages
+
+
+@pytest.mark.parametrize("is_looking", [True, False])
+async def test_a_bus_that_has_published_nothing_notices_a_stream_made_anew(
+    is_looking: bool, server: NatsProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay's lease has come to it from an instance that did: numbers tell it nothing."""
+    monkeypatch.setattr(nats_bus, "LOOK_SECONDS", 0.0 if is_looking else math.inf)
+    jetstream = client.jetstream()
+    runner, connection = Runner(lambda _: None), NatsConnection(server.url, lambda _: None)
+    async with runner.running(connection):
+        await connection.linked()
+        bus = NatsBus(connection, OURS)
+        await bus.ready()
+        await jetstream.delete_stream(OURS.event_stream)
+        await jetstream.add_stream(
+            name=OURS.event_stream,
+            subjects=OURS.event_subjects,
+            metadata={MARK: THEIRS.database},
+        )
+        for _ in range(2):
+            with nullcontext() if not is_looking else pytest.raises(BusUnavailable):
+                await bus.publish([new_event()])
+    stored = (await jetstream.stream_info(OURS.event_stream)).state.messages
+    assert stored == (0 if is_looking else 2)
 
 
 async def test_of_two_deployments_that_start_at_once_one_gets_the_name(

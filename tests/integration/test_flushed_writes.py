@@ -10,7 +10,7 @@ import pytest_asyncio
 from chaos.server import own_server
 from stretto.errors import Failure
 from stretto.postgres.connections import Database
-from stretto.postgres.hook import HookedLead, _Led, _Session
+from stretto.postgres.hook import HookedLead, _Led
 from stretto.postgres.writes import PostgresWriteStore
 from support.both_stores import write
 from support.hooked_stores import led_by, open_stores, running
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stretto.postgres.driver_connection import Connection as InnerConnection
+    from stretto.postgres.sessions import SessionState
     from support.database import Connection
 
 # A deferred trigger sees what holds as the commit begins.
@@ -87,7 +88,7 @@ async def test_a_reload_between_a_lead_and_its_commit_changes_nothing(
     """Also behind the last look at the session; another setting shows that it was reloaded."""
     commit = HookedLead._commit
 
-    async def reload_and_commit(self: HookedLead, led: _Led, after: _Session) -> None:
+    async def reload_and_commit(self: HookedLead, led: _Led, after: SessionState) -> None:
         admin = await server.connect()
         for setting in ("synchronous_commit = off", "deadlock_timeout = '1234ms'"):
             await admin.execute(f"ALTER SYSTEM SET {setting}")

@@ -381,6 +381,8 @@ async def test_a_mounted_component_takes_a_bus_and_an_observer(
         metrics = (await api.get("/chat/metrics")).body
     assert stretto.AttemptAnswered("created") in observed
     assert b'stretto_attempts_total{outcome="created"} 1.0' in metrics
+    assert b"stretto_relay_lag_seconds" in metrics
+    assert b"stretto_webhook_lag_seconds" not in metrics
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from stretto.errors import GroupRejected
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
-from stretto.store_errors import HookError, Refused, Unreachable
+from stretto.store_errors import HookError, Refused, Transient, Unreachable
 from support.both_stores import write
 from support.database import END_OURS, groups
 from support.hooked_stores import Stores, led_by, running
@@ -95,6 +95,8 @@ async def test_a_hook_that_leaves_nothing_keeps_its_connection(stores: Stores) -
 
     async def hook(inner: InnerConnection, _: Created) -> None:
         pids.append(await inner.fetchval("SELECT pg_backend_pid()"))
+        # A warning of the same class as that of a commit that its standby lacks.
+        assert not await inner.fetchval("SELECT pg_cancel_backend(2147483647)")
         await inner.execute(
             "SET LOCAL statement_timeout = '3s'; SELECT pg_advisory_xact_lock(7);"
             "CREATE TEMP TABLE mine ON COMMIT DROP AS SELECT 1; SAVEPOINT mine;"
@@ -210,8 +212,36 @@ async def test_a_writer_that_finds_another_server_forgets(
     assert await led_by(store)
     await store.close()
     if is_other:
-        answer = "SELECT 'another' AS server, false AS is_elsewhere, 'on' AS synchronous_commit"
+        answer = (
+            "SELECT 'another' AS server, false AS is_elsewhere,"
+            " 'on' AS synchronous_commit, 'notice' AS client_min_messages"
+        )
         other = {**QUERIES, "server": answer}
         monkeypatch.setattr("stretto.postgres.servers.QUERIES", other)
     assert await led_by(store, "k2")
     assert ["lost"] * is_other == stores.lost
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_no_history_of_events_waits_for_a_hook_behind_a_pooler(
+    is_shared: bool, stores: Stores, connection: Connection
+) -> None:
+    """After the server's restart all other leads wait for its row; the twin is no pooler's session."""
+    stores.database.is_shared = is_shared
+    seen: list[int] = []
+
+    async def look(_: InnerConnection, __: Created) -> None:
+        seen.append(await connection.fetchval("SELECT count(*) FROM outbox_history"))
+
+    store = stores(look)
+    await led_by(store, "before")
+    # As if the server had been started since, under a connection that lives.
+    await connection.execute(
+        "UPDATE outbox_history SET server_started_at = server_started_at - interval '1 second'"
+    )
+    if is_shared:
+        with pytest.raises(Transient):
+            await led_by(store, "first")
+    assert len(await led_by(store, "second")) == 1
+    before, after = seen
+    assert is_shared is (before < after)

@@ -355,6 +355,7 @@ async def test_a_pool_whose_path_meets_a_hosts_table_first_is_refused(
             {"default_transaction_isolation": "serializable"},
         ),
         ("synchronous_commit is off", {"synchronous_commit": "off"}),
+        ("client_min_messages is error", {"client_min_messages": "error"}),
     ],
 )
 async def test_a_pool_whose_sessions_do_not_suit_is_refused(
@@ -363,6 +364,35 @@ async def test_a_pool_whose_sessions_do_not_suit_is_refused(
     """The first name that its encoding lacks would otherwise find out."""
     async with asyncpg.create_pool(
         database_url, min_size=0, server_settings={"search_path": "stretto", **settings}
+    ) as pool:
+        with pytest.raises(stretto.ConfigurationError, match=words):
+            async with stretto.open_component(pool=pool):
+                pass
+
+
+async def _keep(_: object) -> None:
+    """Do nothing to a connection that comes back."""
+
+
+async def _begin(connection: Any) -> None:
+    """Leave a transaction open."""
+    await connection.execute("BEGIN")
+
+
+@pytest.mark.parametrize(
+    ("words", "callbacks"),
+    [
+        ("keeps what a handler has set in it", {"reset": _keep}),
+        ("setup leaves a transaction open", {"setup": _begin}),
+    ],
+)
+async def test_a_pool_whose_sessions_are_not_given_as_they_were_is_refused(
+    words: str, callbacks: dict[str, Any], database_url: str
+) -> None:
+    """A handler's search_path would lead groups elsewhere; and no commit of ours would be one."""
+    path = {"search_path": "stretto"}
+    async with asyncpg.create_pool(
+        database_url, min_size=0, server_settings=path, **callbacks
     ) as pool:
         with pytest.raises(stretto.ConfigurationError, match=words):
             async with stretto.open_component(pool=pool):

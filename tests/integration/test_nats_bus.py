@@ -18,7 +18,7 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
 from stretto.events.log import CommittedEvent
 from stretto.nats import connection as connection_module
 from stretto.nats import publisher as publisher_module
-from stretto.nats.connection import NatsConnection
+from stretto.nats.connection import LimitOutdated, NatsConnection
 from stretto.nats.deployment import MARK
 from stretto.nats.publisher import NatsBus
 from stretto.observations import BusConnected, BusFailed
@@ -170,6 +170,49 @@ async def test_what_is_larger_than_the_server_takes_is_refused_alone(server: Nat
         assert "larger than 1048576 bytes" == refused[large.event_id]
         assert [str(good.event_id)] == await ids_of(server.url)
         assert [BusConnected()] == one.observed
+
+
+async def test_a_limit_that_an_operator_raises_holds_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server tells it to new connections alone: ours is made anew, once a minute at most."""
+    settings = tmp_path / "nats.conf"
+    settings.write_text("max_payload: 8192\n")
+    event = replace(new_event(), envelope=b" " * 8192)
+    async with (
+        NatsProcess(tmp_path / "nats", "--config", str(settings)) as server,
+        publisher(server.url) as one,
+    ):
+        refused = {event.event_id: "larger than 8192 bytes"}
+        assert refused == await one.bus.publish([event])
+        settings.write_text("max_payload: 16384\n")
+        await server.reload()
+        assert refused == await one.bus.publish([event])
+        assert [BusConnected()] == one.observed
+        monkeypatch.setattr(connection_module, "LIMIT_KNOWN_SECONDS", 0.0)
+        assert {} == await one.bus.publish([event])
+        assert [str(event.event_id)] == await ids_of(server.url)
+        # It was no failure.
+        assert [BusConnected()] * 2 == one.observed
+
+
+async def test_a_link_whose_limit_is_out_of_date_is_none_any_more(
+    server: NatsProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever uses it stops, and waits for the next one as after a loss."""
+    async with publisher(server.url) as one:
+        link = one.connection.link()
+        link.require_known_limit()
+        monkeypatch.setattr(connection_module, "LIMIT_KNOWN_SECONDS", 0.0)
+        with pytest.raises(LimitOutdated, match="larger than 1048576 bytes"):
+            link.require_known_limit()
+        assert link.ended.done()
+        assert link.client.is_connected
+        with pytest.raises(BusUnavailable):
+            one.connection.link()
+        async with asyncio.timeout(10):
+            assert link is not await one.connection.linked()
+        assert link.client.is_closed
 
 
 @pytest.mark.parametrize("excess", [0, 1])

@@ -486,6 +486,21 @@ async def test_commits_that_are_no_longer_flushed_make_unready(database_url: str
                 await readiness.check()
 
 
+async def test_a_session_that_is_not_warned_of_unsure_commits_makes_unready(
+    database_url: str, connection: Connection
+) -> None:
+    """A role's setting does not count for ours; what a trigger has set since does."""
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET client_min_messages = error")
+    async with Database(database_url) as database:
+        readiness = Readiness(database, [PostgresWriteStore(database, lambda: None)])
+        await readiness.check()
+        async with database.connection(Lane.PROBE) as reader:
+            await reader.execute("SET client_min_messages = error")
+        with pytest.raises(Unreachable, match="SET client_min_messages = 'notice'"):
+            await readiness.check()
+
+
 @pytest.mark.parametrize("durability", ["off", "local"])
 async def test_a_writer_takes_no_connection_whose_commits_are_not_flushed(
     durability: str, database_url: str, connection: Connection

@@ -17,6 +17,8 @@ from stretto.postgres.connections import Database
 from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.driver_connection import OUR_TYPES, is_recoded
 from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.lanes import Lane
+from stretto.postgres.queries import QUERIES
 from stretto.store_errors import ReadCancelled
 from support.database import login_role
 
@@ -203,8 +205,25 @@ async def test_a_session_that_lost_its_statements_is_not_used_again(database_url
         groups, alice = PostgresGroupStore(database), stretto.UserId(ALICE)
         assert [] == await groups.groups_of_owner(alice, None, 9)
         await use(pool, 1, "DEALLOCATE ALL")
+        # What looks at the session has lost its own statement too.
+        assert [] == await groups.groups_of_owner(alice, None, 9)
+
+
+async def test_a_session_that_lost_its_statements_while_it_was_used_is_not_used_again(
+    database_url: str,
+) -> None:
+    """By a trigger of the operator's, or a handler behind a pooler."""
+    async with Database(database_url) as database:
+        groups, alice = PostgresGroupStore(database), stretto.UserId(ALICE)
+        assert [] == await groups.groups_of_owner(alice, None, 9)
+
+        async def lose_and_read() -> None:
+            async with database.connection(Lane.GROUPS) as connection:
+                await connection.execute("DEALLOCATE ALL")
+                await connection.fetch(QUERIES["groups_of_owner"], alice, None, 9)
+
         with pytest.raises(stretto.Unreachable, match="SQLSTATE 26000"):
-            await groups.groups_of_owner(alice, None, 9)
+            await lose_and_read()
         assert [] == await groups.groups_of_owner(alice, None, 9)
 
 
@@ -222,35 +241,47 @@ async def test_a_session_that_may_not_delete_is_not_used_again(
         wanted = Deletion(
             group_id(stretto.UserId(ALICE), IdempotencyKey("k")), stretto.UserId(ALICE), None
         )
-        async with store.deleting() as delete:
-            with pytest.raises(ReadCancelled, match="SQLSTATE 42501"):
-                await delete(wanted, is_hasty=False)
+
+        async def fail_behind() -> None:
+            async with store.deleting() as delete:
+                with pytest.raises(ReadCancelled, match="SQLSTATE 42501"):
+                    await delete(wanted, is_hasty=False)
+                raise LookupError
+
+        with pytest.raises(LookupError):
+            await fail_behind()
         async with store.deleting() as delete:
             assert await delete(wanted, is_hasty=False) is None
 
 
+@pytest.mark.parametrize(("path", "opened_in_all"), [("stretto", 1), ("elsewhere", 4)])
 async def test_a_database_that_misses_our_tables_does_not_cost_a_connection_for_each_read(
-    database_url: str, connection: Connection
+    path: str, opened_in_all: int, database_url: str, connection: Connection
 ) -> None:
-    """Each of the pool's connections is replaced once; then it is not their fault."""
+    """What `init` changes is seen once in each of the pool's sessions; then it is not their fault."""
     await connection.execute("ALTER TABLE stretto.chat_group RENAME TO other_group")
     opened: list[int] = []
 
     async def init(session: Any) -> None:
         opened.append(session.get_server_pid())
+        await session.execute(f"SET search_path TO {path}")
+
+    async def keep(_: object) -> None:
+        """Leave what `init` has set."""
 
     pool = asyncpg.create_pool(
         database_url,
         min_size=0,
         max_size=3,
         init=init,
+        reset=keep,
         server_settings={"search_path": "stretto"},
     )
     async with pool, Database(database_url, pool=pool) as database:
         for _ in range(9):
             with pytest.raises(stretto.Unreachable):
                 await PostgresGroupStore(database).groups_of_owner(stretto.UserId(ALICE), None, 9)
-    assert 4 == len(opened)
+    assert opened_in_all == len(opened)
 
 
 async def test_a_writer_does_not_keep_a_session_that_may_not_write(

@@ -561,7 +561,6 @@ async def test_the_gauges_say_how_far_relay_and_webhook_are_behind(
             return shown if shown >= 300 else 0.0
 
         assert await until(late) < 300 + DEADLINE_SECONDS
-        assert await gauge(api, "stretto_relay_lag_seconds") < 300
 
 
 async def test_a_gauge_says_that_the_webhook_is_disabled(

@@ -37,14 +37,14 @@ class Stores:
     """Makes writers' stores with a hook; closes them."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self.lost: list[str] = []
         self.made: list[PostgresWriteStore] = []
 
     def __call__(self, hook: OnCreate) -> PostgresWriteStore:
         """Return a store whose leads run the hook."""
         self.made.append(
-            PostgresWriteStore(self._database, lambda: self.lost.append("lost"), on_create=hook)
+            PostgresWriteStore(self.database, lambda: self.lost.append("lost"), on_create=hook)
         )
         return self.made[-1]
 

@@ -61,8 +61,22 @@ class NatsProcess:
             while b"Server is ready" not in (line := await self.process.stderr.readline()):
                 lines.append(line)
                 assert line, b"".join(lines).decode()
+        self._reloaded = asyncio.Event()
         # Read on, or the server would wait for us one day.
-        self._reading = asyncio.create_task(self.process.stderr.read())
+        self._reading = asyncio.create_task(self._read_on(self.process.stderr))
+
+    async def _read_on(self, log: asyncio.StreamReader) -> None:
+        async for line in log:
+            if b"Reloaded server configuration" in line:
+                self._reloaded.set()
+
+    async def reload(self) -> None:
+        """Have it read its file of settings again (`--config` of the options)."""
+        assert self.process is not None
+        self._reloaded.clear()
+        self.process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self._reloaded.wait()
 
     async def kill(self) -> None:
         """End the server as a crash does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import orjson
 import pytest
 
 from stretto import ClientError, Intention, Intentions, group_id
+from stretto.client.intentions import BEGUN_SECONDS_MAX
 from stretto.errors import Retry
 
 TEAM = Intention.of("Team", ["bob"], key="k", first_sent=1.5)
@@ -92,6 +94,44 @@ def test_a_crash_leaves_the_whole_intention_or_none(
     assert [] == list(intentions)
     intentions.add(TEAM)
     assert [TEAM] == list(intentions)
+
+
+def test_what_a_killed_program_has_begun_is_removed_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the folder is gone through; what may still go on stays, and so does what is not ours."""
+    with monkeypatch.context() as patch:
+        # As `kill -9` does: it lets nothing be tidied up.
+        patch.setattr(Path, "unlink", lambda _: None)
+        Intentions(tmp_path).add(TEAM)
+    (stored,) = tmp_path.glob("[!.]*")
+    (begun,) = tmp_path.glob(".*")
+    (tmp_path / ".gitignore").touch()
+    for path in tmp_path.iterdir():
+        os.utime(path, (1e9, 1e9))
+    for seconds, is_left in ((BEGUN_SECONDS_MAX, True), (BEGUN_SECONDS_MAX + 1, False)):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: 1e9 + seconds)
+        assert [TEAM] == list(Intentions(tmp_path))
+        assert is_left == begun.exists()
+    assert {stored, tmp_path / ".gitignore"} == set(tmp_path.iterdir())
+
+
+def test_what_cannot_be_removed_keeps_nothing_from_being_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may only be read."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    Intentions(tmp_path).add(TEAM)
+    begun = tmp_path / ".begun-x"
+    begun.touch()
+    os.utime(begun, (0, 0))
+    # The tests may run as root, whom no permission keeps out.
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert [TEAM] == list(Intentions(tmp_path))
+    assert begun.exists()
 
 
 def test_it_is_on_the_disk_when_it_is_stored(

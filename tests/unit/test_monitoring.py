@@ -28,8 +28,8 @@ RULES = (MONITORING / "alerts.yml").read_text()
 STANDARD = {"up", "ALERTS", *re.findall(r"process_\w+", TELEMETRY)} - {"process_"}
 LABELS = {"job", "instance", "le", "alertname", "alertstate"}
 WORDS = re.compile(
-    r"\b(?:absent|by|sum|min|max|count|rate|increase|unless|or|offset|max_over_time|histogram_quantile"
-    r"|label_values)\b"
+    r"\b(?:absent|by|sum|min|max|avg|count|rate|increase|unless|and|or|on|group_left|offset|max_over_time"
+    r"|histogram_quantile|label_values)\b"
 )
 
 

@@ -141,6 +141,25 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(
     assert 1 == len(list(folder.iterdir()))
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_what_was_begun_long_ago_and_goes_on_is_begun_again(
+    is_named: bool, tmp_path: Path, between: Between
+) -> None:
+    """This process stood still; another one took its file for one that was left."""
+
+    def tidy() -> None:
+        (begun,) = tmp_path.glob(".*")
+        os.utime(begun, (0, 0))
+        assert ([TEAM] if is_named else []) == list(Intentions(tmp_path))
+        assert not begun.exists()
+
+    (between.after if is_named else between.before)(os, "link", tidy)
+    assert TEAM == Intentions(tmp_path).add(TEAM)
+    assert between.was_called
+    assert [TEAM] == list(Intentions(tmp_path))
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
 def test_adding_ends_where_what_it_needs_is_always_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

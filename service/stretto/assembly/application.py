@@ -203,6 +203,12 @@ def _gauges(component: Component) -> dict[str, Callable[[], Reading]]:
     creator, mailbox = component.creator, component.mailbox
     relay, webhook = component.relay, component.webhook
     build = version("stretto"), python_version()
+    # Without a bus there is no lag: 0 would hide that of the instances that have one. So with a webhook.
+    lags: dict[str, Callable[[], Reading]] = {}
+    if relay:
+        lags["stretto_relay_lag_seconds"] = lambda: round(relay.lag.seconds)
+    if webhook:
+        lags["stretto_webhook_lag_seconds"] = lambda: round(webhook.lag.seconds)
     return {
         "stretto_build_info": lambda: {build: 1},
         "stretto_actor_up": lambda: component.runner.up,
@@ -210,7 +216,6 @@ def _gauges(component: Component) -> dict[str, Callable[[], Reading]]:
         "stretto_outcomes": lambda: creator.outcomes,
         "stretto_mailbox_messages": lambda: len(mailbox),
         "stretto_sessions": lambda: len(component.hub),
-        "stretto_relay_lag_seconds": lambda: round(relay.lag.seconds) if relay else 0,
-        "stretto_webhook_lag_seconds": lambda: round(webhook.lag.seconds) if webhook else 0,
         "stretto_webhook_disabled": lambda: int(webhook.is_disabled) if webhook else 0,
+        **lags,
     }

@@ -24,6 +24,7 @@ from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
 from stretto.start_errors import ConfigurationError
 from stretto.store_errors import ReadCancelled, Unreachable
+from stretto.uuids import uuid4
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -62,6 +63,19 @@ SENT: Final[Mapping[str, object]] = {
     "tid": (0, 7),
 }
 READ: Final[Mapping[str, object]] = {"name": "a", "name[]": ["a"], "json": '{"a": 1}', "pg_lsn": 7}
+
+
+LOOKS_FOR_SESSION: Final = 10
+_KEEPS: Final = (
+    "a session of the pool keeps what a handler has set in it, such as SET search_path or SET ROLE: it would"
+    " lead groups into other tables;"
+)
+_POOL_KEEPS: Final = f"{_KEEPS} leave the pool's reset as it is, or call connection.reset() in it"
+_POOLER_KEEPS: Final = (
+    f"{_KEEPS} have PgBouncer reset each session behind a transaction, by these lines of pgbouncer.ini:\n"
+    "server_reset_query = RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP\n"
+    "server_reset_query_always = 1"
+)
 
 
 def pool_of(make_pool: Callable[[], Pool]) -> Pool:
@@ -148,6 +162,9 @@ async def require_database(database: Database, *, is_hosts_pool: bool) -> str:
 async def _require_right_pool(database: Database) -> None:
     try:
         async with database.connection(Lane.PROBE) as connection:
+            if connection.is_in_transaction():
+                message = "the pool's setup leaves a transaction open: have it commit what it does"
+                raise ConfigurationError(message)
             # First: the other checks read their answers through these codecs.
             await _require_codecs(connection)
             violation = await session_violation(connection)
@@ -164,6 +181,7 @@ async def _require_right_pool(database: Database) -> None:
                 raise ConfigurationError(message)
             # PgBouncer reports a process id that is not the server's.
             database.is_shared = pool["backend"] != connection.get_server_pid()
+        await _require_reset(database)
     except Changed as error:
         raise ConfigurationError(str(error)) from error
     except Unreachable as error:
@@ -172,6 +190,32 @@ async def _require_right_pool(database: Database) -> None:
             message = f"the pool cannot be used: {error.__cause__}; open it before stretto starts"
             raise ConfigurationError(message) from error
         raise
+
+
+async def _require_reset(database: Database) -> None:
+    """Raise `ConfigurationError` where a session of the pool keeps what was set in it.
+
+    A search_path that a handler of the host's has set there would lead groups into other tables.
+    """
+    token = str(uuid4())
+    async with database.connection(Lane.PROBE) as connection:
+        backend = await connection.fetchval(QUERIES["leave_setting"], token)
+        # A pooler gives the session on while the pool's connection is still ours.
+        is_kept = database.is_shared and await _is_kept(database, Lane.LOOKS, token, backend)
+    if is_kept or await _is_kept(database, Lane.PROBE, token, backend):
+        raise ConfigurationError(_POOLER_KEEPS if database.is_shared else _POOL_KEEPS)
+
+
+async def _is_kept(database: Database, lane: Lane, token: str, backend: int) -> bool:
+    """Whether what was set in a session is found there by the next one to have it."""
+    # The session that came back last comes first, unless others use it meanwhile.
+    for _ in range(LOOKS_FOR_SESSION):
+        async with database.connection(lane) as connection:
+            left = await connection.fetchrow(QUERIES["left_setting"])
+        assert left is not None
+        if left["setting"] == token or left["backend"] == backend:
+            return bool(left["setting"] == token)
+    return False
 
 
 async def _require_codecs(connection: Connection) -> None:

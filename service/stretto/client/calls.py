@@ -13,15 +13,17 @@ from typing import Final, TypeVar
 
 import aiohttp
 
-from stretto.client.connections import NoConnectionError, shortage
+from stretto.client.connections import NoConnectionError, replying, shortage
 from stretto.client.replies import BACKOFF_SECONDS_FIRST, Reply, TryAgainError, foreign
 from stretto.network import network_failure
 
 BACKOFF_SECONDS_MAX: Final = 2.0
-# The service answers within its own wait of 10 s: without an answer in 15 s the connection is lost. A
-# large body may arrive at 64 kbit/s.
+# Until the reply begins, and the longest silence in it. The service answers within its own wait of 10 s:
+# where nothing comes in 15 s the connection is lost. A body of 256 KiB has 30 s more, as long as the
+# service takes one. A reply that keeps coming is read, however slow its link is: the call's own time
+# bounds it.
 TRY_SECONDS_MAX: Final = 15.0
-BYTES_PER_SECOND_MIN: Final = 8000
+BYTES_PER_SECOND_MIN: Final = 8740
 # Several times as much as a page of the largest groups: more would only fill the program's memory.
 REPLY_BYTES_MAX: Final = 16 * 2**20
 
@@ -74,7 +76,8 @@ class Calls:
                 headers=headers or {},
                 params=params or {},
                 body=body,
-                times=aiohttp.ClientTimeout(total=try_seconds),
+                times=aiohttp.ClientTimeout(total=None, sock_read=try_seconds),
+                head_seconds=try_seconds,
             ) as response:
                 return read(await reply_of(response))
 
@@ -90,7 +93,7 @@ class Calls:
             raise TimeoutError(message + warning) from tries.last_error
 
     @asynccontextmanager
-    async def opened(
+    async def opened(  # noqa: PLR0913 the fields of a request
         self,
         method: str,
         path: str,
@@ -98,19 +101,23 @@ class Calls:
         headers: Mapping[str, str],
         params: Mapping[str, str | int],
         times: aiohttp.ClientTimeout,
+        head_seconds: float | None = None,
         body: bytes | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request once; where the network fails, also in the block, raise `TryAgainError`.
 
-        That is a `NoConnectionError` if the session had no connection left for it.
+        It fails too where the reply does not begin within `head_seconds`, or within the `times`. That is
+        a `NoConnectionError` if the session had no connection left for it.
         A token that is refused is asked for once again: it may have ended on the way.
         """
         for is_last in (True,) if isinstance(self._token, str) else (False, True):
             token = await self._current_token()
             try:
-                async with self._session.request(
+                async with replying(
+                    self._session,
                     method,
                     self._url + path,
+                    head_seconds=head_seconds,
                     data=body,
                     params=params,
                     headers={**headers, "Authorization": f"Bearer {token}"},

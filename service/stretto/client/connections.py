@@ -1,4 +1,6 @@
-"""Whether the caller's session has a connection left: its connector allows so many, aiohttp's 100.
+"""A request over the caller's session, and whether that has a connection left for it.
+
+Its connector allows so many, aiohttp's 100.
 
 A request that gets none waits unseen in the connector, and nothing of it reaches the service. A session
 of events holds a connection for as long as it lasts, so waiting for one may never end.
@@ -6,16 +8,39 @@ of events holds a connection for as long as it lasts, so waiting for one may nev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from asyncio import timeout
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from stretto.client.replies import TryAgainError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import aiohttp
 
 
 class NoConnectionError(TryAgainError):
     """Nothing was sent: all connections that the session's connector allows are in use."""
+
+
+@asynccontextmanager
+async def replying(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    head_seconds: float | None,
+    **options: Any,
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Send a request as `session.request` does; raise `TimeoutError` if no reply begins in time.
+
+    The wait for a connection is a part of that time. aiohttp itself measures a silence only once it has
+    handed the whole body over, which a connection that is lost never takes.
+    """
+    async with timeout(head_seconds) as scope, session.request(method, url, **options) as response:
+        scope.reschedule(None)
+        yield response
 
 
 def shortage(session: aiohttp.ClientSession, url: str) -> str:

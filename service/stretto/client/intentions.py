@@ -26,6 +26,11 @@ from stretto.identifiers import IdempotencyKey, UserId
 from stretto.metadata import Metadata
 
 _SUFFIX: Final = ".json"
+# Of the file that `add` begins with: its name is no intention's.
+_BEGUN: Final = ".begun-"
+# Such a file is then taken for one of a program that was killed, and removed. An `add` that stood still
+# for so long tries again by itself.
+BEGUN_SECONDS_MAX: Final = 3600.0
 # Each further one takes another process that removes something between two steps of the one before.
 _ADD_TRIES_MAX: Final = 100
 
@@ -138,7 +143,8 @@ class Intentions:
     def __iter__(self) -> Iterator[Intention]:
         """Yield what is stored, the oldest first; raises `ValueError` for a file that is none.
 
-        What another process adds meanwhile may be left out, and what it removes is left out.
+        What another process adds meanwhile may be left out, and what it removes is left out. What programs
+        have left that were killed during an `add`, an hour ago or earlier, is removed.
         """
         try:
             # Not by `glob`, which finds nothing where it may not look.
@@ -149,7 +155,9 @@ class Intentions:
             return
         ages: dict[Path, int] = {}
         for path in paths:
-            if path.name.endswith(_SUFFIX) and not path.name.startswith("."):
+            if path.name.startswith(_BEGUN):
+                _remove_if_left(path)
+            elif path.name.endswith(_SUFFIX) and not path.name.startswith("."):
                 with suppress(FileNotFoundError):
                     ages[path] = path.stat().st_mtime_ns
         for path in sorted(ages, key=ages.__getitem__):
@@ -210,7 +218,7 @@ def _named(path: Path) -> Iterator[None]:
 def _written(folder: Path, content: bytes) -> Iterator[str]:
     """Yield the name of a file of this content, which the disk has and which ends with the block."""
     # Not `NamedTemporaryFile`, whose file stays for a while where its content cannot be written.
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".")
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=_BEGUN)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -218,7 +226,16 @@ def _written(folder: Path, content: bytes) -> Iterator[str]:
             os.fsync(file.fileno())
         yield name
     finally:
+        # Fails, and has `add` try again, where another process has taken it for one that was left.
         Path(name).unlink()
+
+
+def _remove_if_left(begun: Path) -> None:
+    """Remove the file of an `add` that has not gone on for long."""
+    # Where that cannot be, as in a folder that may only be read, it is in nobody's way.
+    with suppress(OSError):
+        if time.time() - begun.stat().st_mtime > BEGUN_SECONDS_MAX:
+            begun.unlink()
 
 
 def _flush(folder: Path) -> None:

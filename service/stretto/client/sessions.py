@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # The service sends a sign of life every 25 s, unless its operator has chosen otherwise.
 SILENCE_SECONDS: Final = 90.0
-# Each try of a call ends within 15 s. A connection that is not free after two of them is not waited for
-# behind calls: others hold it that have no end, as sessions do.
+# A call that is not answered gives its connection back within 15 s. One that is not free after twice as
+# long is not waited for behind such calls: others hold it that have no end, as sessions do.
 CONNECTION_SECONDS_MAX: Final = 30.0
 # Until the service says how long its clients wait.
 RECONNECT_SECONDS: Final = 2.0

@@ -12,7 +12,7 @@ from stretto.runtime.batch_reader import BatchReader
 from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
     from uuid import UUID
 
     from stretto.creation.attempt import Sighting
@@ -78,7 +78,7 @@ class GroupReads:
         self.single = BatchReader(
             "reader of groups",
             self._group_of_member,
-            share_of=lambda asked: asked[0],
+            share_of=_asker_or_group,
             batch_max=ROWS_READ_MAX,
         )
         self.lists = BatchReader(
@@ -92,7 +92,7 @@ class GroupReads:
         self.members = BatchReader(
             "reader of members",
             self._members_of_group,
-            share_of=lambda asked: asked[0],
+            share_of=_asker_or_group,
             batch_max=PAGES_READ_MAX,
             weigh=lambda asked: asked[3],
             weight_max=PAGE_ROWS_READ_MAX,
@@ -133,6 +133,12 @@ class GroupReads:
     ) -> Sequence[Sequence[Member]]:
         """Read pages of members; the statement need not know who asks."""
         return await self._store.members_of_group([question[1:] for question in questions])
+
+
+def _asker_or_group(asked: Sequence[Hashable]) -> Hashable:
+    """Return who takes turns: a host that names no user asks for many of them."""
+    asker, group_id, *_ = asked
+    return group_id if asker is None else asker
 
 
 class Reads:

@@ -121,6 +121,8 @@ async def _store(link: Link, deployment: Deployment, message: Msg, error: Strett
                 raise
         else:
             return
+    if not link.may_send(len(letter), headers):
+        link.require_known_limit()
     raise MaxPayloadError
 
 

@@ -47,6 +47,8 @@ ANSWER_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 2.0
 # How often to look: the client reports a lost connection, but not while it hangs in closing it.
 WATCH_SECONDS: Final = 1.0
+# How long the server's limit of a message, which is told to new connections alone, is taken for known.
+LIMIT_KNOWN_SECONDS: Final = 60.0
 
 # A pause while a connection that is lost still counts as the present one.
 LOST_SECONDS: Final = 0.01
@@ -70,6 +72,10 @@ def header_bytes(headers: Mapping[str, str]) -> int:
     return len(f"NATS/1.0\r\n{''.join(lines)}\r\n".encode())
 
 
+class LimitOutdated(ConnectionResetError):
+    """A message is too large by a limit that the server may have raised meanwhile."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
     """One connection; `ended` is done once it is lost."""
@@ -80,9 +86,10 @@ class Link:
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    made_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def end(self) -> None:
-        """Mark the connection as lost. Idempotent."""
+        """Mark the connection as lost, or have it given up. Idempotent."""
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -92,6 +99,17 @@ class Link:
         Its limit includes the headers, and a sender's trace makes ours longer.
         """
         return body_bytes + header_bytes(headers) <= self.client.max_payload
+
+    def require_known_limit(self) -> None:
+        """Call it before a message counts as too large: an operator may have raised the limit since.
+
+        Raises `LimitOutdated`, and ends the link, unless the limit was read within
+        `LIMIT_KNOWN_SECONDS`: the next link reads it anew.
+        """
+        if asyncio.get_running_loop().time() - self.made_at >= LIMIT_KNOWN_SECONDS:
+            self.end()
+            message = f"larger than {self.client.max_payload} bytes, as NATS said some time ago"
+            raise LimitOutdated(message)
 
     async def unless_ended(self, work: Coroutine[object, object, Result]) -> Result:
         """Run work that waits for the server; raises `ConnectionResetError` when the link ends."""
@@ -155,9 +173,10 @@ class NatsConnection(Actor):
 
     def link(self) -> Link:
         """Return the live connection; raises `BusUnavailable` if there is none."""
-        if self._link is None or not self._link.client.is_connected:
+        link = self._link
+        if link is None or link.ended.done() or not link.client.is_connected:
             raise BusUnavailable("NATS is away")
-        return self._link
+        return link
 
     async def linked(self) -> Link:
         """Wait for a live connection."""
@@ -218,17 +237,20 @@ class NatsConnection(Actor):
             self._link = link = Link(
                 client, client.jetstream(timeout=ANSWER_SECONDS), self._observe
             )
+            link.ended.add_done_callback(lambda _: closed.set())
             self._linked.set()
             try:
-                while client.is_connected:
+                while client.is_connected and not link.ended.done():
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(WATCH_SECONDS):
                             await closed.wait()
             finally:
                 self._linked.clear()
                 self._link = None
+                is_lost = not link.ended.done()
                 link.end()
-            self.report(client.last_error or ConnectionResetError("the connection was lost"))
+            if is_lost:
+                self.report(client.last_error or ConnectionResetError("the connection was lost"))
         finally:
             # Begin with another one: this one may be gone without refusing connections.
             self._servers.sort(key=client.was_last_at)

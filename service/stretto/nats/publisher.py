@@ -15,7 +15,7 @@ import orjson
 from nats.js.api import Header, PubAck, StreamConfig
 from nats.js.errors import APIError
 
-from stretto.nats.connection import NATS_ERRORS, TOO_LARGE, Link, NatsConnection
+from stretto.nats.connection import NATS_ERRORS, TOO_LARGE, LimitOutdated, Link, NatsConnection
 from stretto.nats.deployment import ForeignStream, provide_stream, require_own_streams
 from stretto.nats.requests import AGAIN_SECONDS, LEADER_SECONDS, Unsent, acknowledged
 from stretto.network import network_failure
@@ -43,6 +43,8 @@ UNACKNOWLEDGED_BYTES_MAX: Final = 256 * 1024
 # Recipients of one message: JetStream accepts at most 64 KiB of headers, and a user id of quotation
 # marks only takes 259 bytes there.
 RECIPIENTS_MAX: Final = 200
+# Another deployment may make the stream anew while we stay connected. How long it is taken for ours.
+LOOK_SECONDS: Final = 1.0
 # How long a start waits for NATS before the service runs without it.
 START_SECONDS: Final = 2.0
 
@@ -53,7 +55,9 @@ class NatsBus:
     def __init__(self, connection: NatsConnection, deployment: Deployment) -> None:
         self._connection = connection
         self._deployment = deployment
-        self._provided: Link | None = None
+        # Over which link the stream was last seen to be ours, and when.
+        self._seen_over: Link | None = None
+        self._seen_at = 0.0
         # The stream's newest sequence number, as far as is known here.
         self._newest = 0
 
@@ -67,8 +71,7 @@ class NatsBus:
             async with asyncio.timeout(START_SECONDS):
                 link = await self._connection.linked()
                 await link.unless_ended(require_own_streams(link, self._deployment))
-                await link.unless_ended(self._provide_events(link))
-                self._provided = link
+                await link.unless_ended(self._look(link))
 
     async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Publish events; return the reasons for those that were refused, by event id.
@@ -77,24 +80,30 @@ class NatsBus:
         """
         link = self._connection.link()
         try:
-            return await link.unless_ended(self._publish_over(link, events))
+            try:
+                return await link.unless_ended(self._publish_over(link, events))
+            except LimitOutdated:
+                # What was refused by a limit that has been raised would become a dead letter. The
+                # relay waits no longer than its lease.
+                link = await self._connection.linked()
+                return await link.unless_ended(self._publish_over(link, events))
         except (*NATS_ERRORS, ForeignStream) as error:
             # The stream may have been deleted: look for it again.
-            self._provided = None
+            self._seen_over = None
             raise BusUnavailable(str(error) or network_failure(error)) from error
 
     async def _publish_over(
         self, link: Link, events: Sequence[CommittedEvent]
     ) -> Mapping[UUID, str]:
-        if self._provided is not link:
-            await self._provide_events(link)
-            self._provided = link
+        if self._seen_over is not link or _now() - self._seen_at >= LOOK_SECONDS:
+            await self._look(link)
         refused: dict[UUID, str] = {}
         wave: list[tuple[UUID, Unsent]] = []
         wave_bytes = 0
         for event in events:
             for subject, headers in _messages(self._deployment, event):
                 if not link.may_send(len(event.envelope), headers):
+                    link.require_known_limit()
                     refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
                     break
                 message_bytes = len(headers[RECIPIENTS]) + len(event.envelope)
@@ -104,6 +113,13 @@ class NatsBus:
                     wave, wave_bytes = [], message_bytes
                 wave.append((event.event_id, Unsent(subject, event.envelope, headers)))
         return refused | await self._publish_wave(link, wave)
+
+    async def _look(self, link: Link) -> None:
+        """Have the stream, or raise `ForeignStream`; `NATS_ERRORS`."""
+        # A look that is cancelled has seen nothing: what another stream has taken is no success.
+        self._seen_over = None
+        await self._provide_events(link)
+        self._seen_over, self._seen_at = link, _now()
 
     async def _provide_events(self, link: Link) -> StreamInfo:
         return await provide_stream(
@@ -146,12 +162,21 @@ class NatsBus:
         self, link: Link, answers: Sequence[PubAck | BaseException | None]
     ) -> None:
         """Raise `ForeignStream` if the stream was made anew by another deployment; `NATS_ERRORS`."""
-        stored = [each.seq for each in answers if isinstance(each, PubAck) and not each.duplicate]
+        taken = [each for each in answers if isinstance(each, PubAck)]
+        for each in taken:
+            if each.stream != self._deployment.event_stream:
+                message = f"the stream {each.stream} takes our events: give it other subjects"
+                raise ForeignStream(message)
+        stored = [each.seq for each in taken if not each.duplicate]
         if stored:
             # A stream counts upwards for as long as it lives.
             if min(stored) <= self._newest:
-                await self._provide_events(link)
+                await self._look(link)
             self._newest = max(stored)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _messages(

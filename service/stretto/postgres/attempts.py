@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -15,13 +16,14 @@ from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
 from stretto.uuids import uuid4
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from datetime import datetime
 
     import asyncpg
 
     from stretto.domain import UserId
     from stretto.postgres.connections import Database
+    from stretto.postgres.driver_connection import Connection
 
 
 # Of a failed attempt whose record was swept: of the host's own words only the code is kept.
@@ -56,7 +58,7 @@ class PostgresAttemptStore:
     async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables."""
         trace_id = trace_id_of(CURRENT_REQUEST.get())
-        async with self._database.connection(Lane.FOLLOWERS) as connection:
+        async with self._healing() as connection:
             await connection.execute(QUERIES["heal"], group_id, uuid4(), instance(), trace_id)
 
     async def reclaim(
@@ -64,12 +66,21 @@ class PostgresAttemptStore:
     ) -> bool:
         """Replace the token that was seen, if the lease is over and the row is not locked."""
         trace_id = trace_id_of(CURRENT_REQUEST.get())
-        async with self._database.connection(Lane.FOLLOWERS) as connection:
+        async with self._healing() as connection:
             reclaimed = await connection.fetchval(
                 QUERIES["reclaim"],
                 *(group_id, seen, claim_token, lease_seconds, self._now(), instance(), trace_id),
             )
         return reclaimed is not None
+
+    @asynccontextmanager
+    async def _healing(self) -> AsyncIterator[Connection]:
+        database = self._database
+        async with (
+            database.connection(Lane.FOLLOWERS) as connection,
+            database.unchanged(connection),
+        ):
+            yield connection
 
 
 def _sighting(group_id: UUID, row: asyncpg.Record) -> Sighting:

@@ -5,9 +5,10 @@
 -- are the leases in seconds, $3 is now. Each row is a subquery with a limit, so that it is found by its
 -- key: a join that was planned while the tables were small would keep scanning them. A lease that
 -- began further in the future than it lasts was written by another clock, before a failover, and is
--- over. After a restart rows can be seen that a synchronous standby still lacks. Where there is
--- such a standby, an outcome is reported only after the standby has it: reading an outcome writes a
--- message to the log, whose commit waits for the standby.
+-- over. After a restart rows can be seen that a synchronous standby still lacks, and a primary that was
+-- replaced by its standby lacks rows. Where there is such a standby, an outcome, or that there is none, is
+-- reported only after the standby has it: reading it writes a message to the log, whose commit waits for the
+-- standby.
 SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
        attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
        greatest(now - attempt.claimed_at, attempt.claimed_at - now)
@@ -18,7 +19,7 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
        chat_group.deleted_at AS group_deleted_at,
        chat_group.group_id IS NOT NULL AND chat_group.conversation_id IS NULL AS is_tombstone,
        chat_group.failure_code AS tombstone_failure_code,
-       CASE WHEN (attempt.status <> 'pending' OR chat_group.group_id IS NOT NULL)
+       CASE WHEN (attempt.status IS DISTINCT FROM 'pending' OR chat_group.group_id IS NOT NULL)
                  AND current_setting('synchronous_standby_names') <> ''
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM unnest($1::uuid[], $2::float8[]) WITH ORDINALITY AS wanted (group_id, lease_seconds, number)

@@ -68,7 +68,7 @@ _SERVER_SETTINGS: Final = _NAME | {
 _RESTORED: Final = (
     "RESET SESSION AUTHORIZATION; RESET ROLE; RESET search_path; RESET statement_timeout;"
     " RESET lock_timeout; RESET synchronous_commit; RESET default_transaction_isolation;"
-    " RESET default_transaction_read_only; DISCARD TEMP"
+    " RESET default_transaction_read_only; SET client_min_messages TO notice; DISCARD TEMP"
 )
 _Host: TypeAlias = tuple[str | None, int | None]
 

@@ -6,8 +6,11 @@
 SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
 
 -- name: set_up_session
--- Have the session's transactions end after $1 (0: never), where the server knows such a bound; with
--- $2, have statements fail from which row-level security would hide rows.
-SELECT set_config(name, CASE name WHEN 'transaction_timeout' THEN $1 ELSE 'off' END, false)
+-- Have the session's transactions end after $1 (0: never), where the server knows such a bound, and be
+-- warned of a commit that was not waited for; with $2, have statements fail from which row-level security
+-- would hide rows.
+SELECT set_config(name, CASE name WHEN 'transaction_timeout' THEN $1
+                                  WHEN 'client_min_messages' THEN 'notice' ELSE 'off' END, false)
 FROM pg_settings
-WHERE name = 'transaction_timeout' OR (name = 'row_security' AND $2::boolean);
+WHERE name IN ('transaction_timeout', 'client_min_messages')
+      OR (name = 'row_security' AND $2::boolean);

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -27,6 +27,7 @@ from stretto.postgres.migrate import PRIVILEGES, is_newer, listed, require_right
 from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import require_ping, require_role_settings, session_violation
+from stretto.postgres.sessions import is_changed, unchanged
 from stretto.postgres.standby import StandbyWatch
 from stretto.runtime.cancelling import cancellations, is_cancelled
 from stretto.store_errors import ReadCancelled, Unreachable
@@ -131,18 +132,15 @@ class Database:
                 # would pass for a crash.
                 raise asyncio.CancelledError from error
 
-    async def restore(self, connection: Connection) -> None:
-        """Undo what triggers have left in a session of ours; the host's pool resets its own."""
-        if self._host_pool is None:
-            await self._connector.restore(connection)
+    def unchanged(self, connection: Connection) -> AbstractAsyncContextManager[None]:
+        """Keep what a statement's triggers set out of a shared session; a pool's own is reset."""
+        return unchanged(connection, is_flushed=False) if self.is_shared else nullcontext()
 
     @asynccontextmanager
     async def connection(self, lane: Lane) -> AsyncIterator[Connection]:
-        """Acquire a connection of the lane for a short statement; raises `Unreachable`.
-
-        Every failure of the driver's inside the block is raised as that, too.
-        """
+        """Acquire a connection for a short statement; raises `Unreachable`, also for what fails there."""
         self._require_open()
+        sessions = self._pools[lane].get_max_size()
         began = self.standby.clock_seconds()
         try:
             async with self._acquired(lane) as connection:
@@ -154,9 +152,9 @@ class Database:
                     terminate(connection)
                     raise
                 except asyncpg.PostgresError as error:
-                    # A handler of the host's, or a trigger, may have changed this session, and others.
-                    sessions = self._pools[lane].get_max_size()
-                    if is_misfit(error) and self._misfit[lane] < sessions:
+                    # What `init` of a host's pool changes, all of its sessions have.
+                    is_suspect = is_misfit(error) and self._misfit[lane] < sessions
+                    if is_suspect and await is_changed(connection, error):
                         terminate(connection)
                     raise
         except asyncpg.QueryCanceledError as error:

@@ -5,6 +5,7 @@
 -- the tables $1 policies may hide rows from the role.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
        current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('client_min_messages') AS client_min_messages,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($1::text[]) AS name
         WHERE row_security_active(to_regclass(name))) AS filtered,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
@@ -22,6 +23,14 @@ SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_me
        (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
         WHERE tablename = 'conversation_member') AS schemas,
        pg_backend_pid() AS backend;
+
+-- name: leave_setting
+-- Set a setting of nobody's to $1 for the session; return which process of the server has it.
+SELECT pg_backend_pid() FROM set_config('stretto.left', $1, false);
+
+-- name: left_setting
+-- Read that setting, and which process of the server has it.
+SELECT current_setting('stretto.left', true) AS setting, pg_backend_pid() AS backend;
 
 -- name: ping_codecs
 -- Return a value of each type that our statements take or return, as the driver reads it, and

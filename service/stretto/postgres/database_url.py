@@ -34,6 +34,12 @@ _SERVER_FILES: Final = ("sslrootcert", "sslcrl")
 
 def require_database_url(url: str) -> None:
     """Raise `ValueError` for a URL that never leads to a database; no message shows a password."""
+    # The server would quote the second one, with its password, as a part of the first one's database.
+    if url.split() != [url] or url.count("://") > 1:
+        raise ValueError(
+            "must be one URL on one line, with no blank and no second :// in it (%20 and %3A%2F%2F"
+            " stand for them); several hosts go into the one: postgresql://user@a:5432,b:5432/database"
+        )
     try:
         parts = urlsplit(url)
         hosts = split_hosts(parts.netloc.rpartition("@")[2])
@@ -65,10 +71,9 @@ def require_database_url(url: str) -> None:
 def _is_cut(parts: SplitResult) -> bool:
     """Whether an unescaped @, # or / of a password has been read as an end of it.
 
-    The rest would be taken for a host: it would be looked up and logged.
+    The rest would be taken for a host or a database: it would be looked up, or quoted, and logged.
     """
-    is_short = "@" not in parts.netloc and "@" in parts.path
-    return bool(parts.fragment) or parts.netloc.count("@") > 1 or is_short
+    return bool(parts.fragment) or parts.netloc.count("@") > 1 or "@" in parts.path
 
 
 def place_of(url: str) -> str:

@@ -16,6 +16,7 @@ from stretto.postgres.driver_connection import sure_commits, terminate
 from stretto.postgres.driver_errors import in_words, is_misfit, is_of_one_statement
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.sessions import is_changed
 from stretto.postgres.write_columns import milliseconds
 from stretto.store_errors import ReadCancelled
 from stretto.uuids import uuid7
@@ -49,10 +50,12 @@ class PostgresDeletionStore:
         """Yield what deletes, on one connection."""
         async with self._database.connection(Lane.DELETIONS) as connection:
             session = _Session(connection)
-            yield session.delete
-            if session.is_suspect:
-                # Not before: the others of the batch are not to blame.
-                terminate(connection)
+            try:
+                yield session.delete
+            finally:
+                if session.is_suspect:
+                    # Not before: the others of the batch are not to blame.
+                    terminate(connection)
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class _Session:
 
     connection: Connection
     is_suspect: bool = False
-    """Whether a deletion has missed something, perhaps for what others' code has left here."""
+    """Whether a deletion has missed something for what others' code has left here."""
 
     async def delete(self, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
         """Delete a group in a commit of its own; return what the statement does.
@@ -90,7 +93,8 @@ class _Session:
                     await bound()
                     await self.connection.execute(QUERIES["run_deferred"])
         except asyncpg.PostgresError as error:
-            self.is_suspect |= is_misfit(error)
+            if is_misfit(error) and not self.is_suspect:
+                self.is_suspect = await is_changed(self.connection, error)
             if is_of_one_statement(error):
                 raise ReadCancelled(in_words(error)) from error
             raise

@@ -28,6 +28,9 @@ else:
 # bool, bytea, name, int8, int4, text, tid, json, float8, timestamptz, uuid, pg_lsn and xid8, by the
 # numbers that they have in every database. Arrays follow their elements.
 OUR_TYPES: Final = (16, 17, 19, 20, 23, 25, 27, 114, 701, 1184, 2950, 3220, 5069)
+# What of the server warns of a commit whose wait for a synchronous standby was cancelled. Its name is not
+# translated, as the text is.
+UNSURE_COMMIT: Final = "SyncRepWaitForLSN"
 # Several times what a request takes; each is a connection.
 CANCEL_AGAIN_SECONDS: Final = 0.1
 
@@ -157,8 +160,7 @@ def sure_commits(connection: Connection) -> Iterator[None]:
     warnings: list[str] = []
 
     def note(_: object, message: asyncpg.PostgresLogMessage) -> None:
-        # What a trigger or a hook raises has a context.
-        if (message.severity_en, message.sqlstate) == ("WARNING", "01000") and not message.context:
+        if message.server_source_function == UNSURE_COMMIT:
             warnings.append(message.message)
 
     connection.add_log_listener(note)

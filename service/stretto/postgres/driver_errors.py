@@ -58,11 +58,11 @@ _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 # encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
+# The driver's prepared statement is gone.
+_LOST_STATEMENT: Final = "26"
 # A statement does not fit what it finds: the schema, our rights, or a session without its prepared
 # statements.
-_MISFIT_CLASSES: Final = ("26", "3F", "42")
-# The server's own time-out, an operator, or we ourselves have ended a statement.
-_CANCELLED: Final = "57014"
+_MISFIT_CLASSES: Final = (_LOST_STATEMENT, "3F", "42")
 _CONSTRAINT_CLASS: Final = "23"
 # The server's detail adds to the message here, and quotes no row: why it takes no connections, what
 # became of the database, which limit was met.
@@ -115,14 +115,9 @@ def is_misfit(error: asyncpg.PostgresError) -> bool:
     return sqlstate_of(error).startswith(_MISFIT_CLASSES)
 
 
-def may_be_of_the_session(error: BaseException) -> bool:
-    """Whether a write may have failed for what a hook, a trigger or a handler has left in its session.
-
-    They may have set another search_path, role or time-out.
-    """
-    return isinstance(error, asyncpg.PostgresError) and (
-        is_misfit(error) or sqlstate_of(error) == _CANCELLED
-    )
+def has_lost_statements(error: asyncpg.PostgresError) -> bool:
+    """Whether a session has lost the driver's prepared statements: somebody said DEALLOCATE."""
+    return sqlstate_of(error).startswith(_LOST_STATEMENT)
 
 
 def is_of_one_statement(error: asyncpg.PostgresError) -> bool:

@@ -27,6 +27,8 @@ from stretto.postgres.hook_errors import cause_of, too_late, verdict_of, without
 from stretto.postgres.hook_handle import HookHandle
 from stretto.postgres.pooler import RESET_SESSION, ROLL_BACK_SESSION
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.servers import enter_server
+from stretto.postgres.sessions import SessionState, session_state
 from stretto.store_errors import HookEnded, HookError, Misconfigured, Refused, Transient
 
 if TYPE_CHECKING:
@@ -54,21 +56,12 @@ OnCreate: TypeAlias = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
-    """The transaction that a session is in, and what can be left behind in it."""
-
-    transaction_id: str | None
-    durability: str
-    state: tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Led:
     """A lead whose transaction is open, and its session before the hook."""
 
     connection: Connection
     transaction: Transaction
-    before: _Session
+    before: SessionState
     writes: Sequence[Write]
     is_hasty: bool
     began: float
@@ -99,7 +92,7 @@ class HookedLead:
         self._stalls = stalls
         self._patience = patience
         self._calls = calls
-        self._first: tuple[Connection, _Session] | None = None
+        self._first: tuple[Connection, SessionState] | None = None
         """The session at the first lead on its connection."""
 
     async def lead(
@@ -113,11 +106,16 @@ class HookedLead:
         transaction, began = connection.transaction(), asyncio.get_running_loop().time()
         await transaction.start()
         try:
+            if self._stalls.is_shared:
+                # Begun by the lead, the new row would stay locked for as long as the hook runs.
+                await connection.fetchval(QUERIES["present_history"])
             tokens = await self._lead(connection, writes, lock_seconds)
-            before = await _session(connection)
-        except Exception:
+            before = await session_state(connection)
+        except Exception as error:
             if not is_lost(connection):
                 await transaction.rollback()
+            if isinstance(error, asyncpg.SerializationError):
+                await enter_server(connection)
             raise
         led = _Led(connection, transaction, before, writes, lock_seconds < LOCK_SECONDS, began)
         if self._was_changed(led):
@@ -154,7 +152,9 @@ class HookedLead:
             self._first = led.connection, led.before
         return not self._stalls.is_shared and self._first[1].state != led.before.state
 
-    async def _run(self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]]) -> _Session:
+    async def _run(
+        self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]]
+    ) -> SessionState:
         """Run the hook, for a bounded time; return the session as the hook has left it."""
         handle = HookHandle(led.connection)
         clock_seconds = asyncio.get_running_loop().time
@@ -201,7 +201,7 @@ class HookedLead:
             message = cause_of(error)
             raise HookError(message) from without_row_data(self._last_raised(error))
         try:
-            return await _session(led.connection)
+            return await session_state(led.connection)
         except asyncpg.InFailedSQLTransactionError as error:
             # The driver would not report it: it takes the ROLLBACK that answers COMMIT for a
             # commit.
@@ -226,7 +226,7 @@ class HookedLead:
     def _last_raised(self, error: BaseException) -> BaseException:
         return last_raised(error, HookedLead._call.__code__)
 
-    async def _commit(self, led: _Led, after: _Session) -> None:
+    async def _commit(self, led: _Led, after: SessionState) -> None:
         """Commit; the session is then as it was, or not used again."""
         before = led.before
         if self._stalls.is_shared and after.state != before.state:
@@ -286,15 +286,8 @@ class HookedLead:
         if self._stalls.is_shared:
             return
         try:
-            is_unchanged = (await _session(led.connection)).state == led.before.state
+            is_unchanged = (await session_state(led.connection)).state == led.before.state
         except DRIVER_ERRORS:
             is_unchanged = False
         if not is_unchanged:
             await self._discard()
-
-
-async def _session(connection: Connection) -> _Session:
-    row = await connection.fetchrow(QUERIES["session"])
-    assert row is not None
-    transaction_id, durability, *state = row
-    return _Session(transaction_id, durability, tuple(state))

@@ -10,9 +10,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import asyncpg
+
 from stretto.kinds import name_of
 from stretto.postgres.driver_connection import is_lost, is_recoded, terminate, watchdog
-from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
+from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_of_one_statement
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor, Pace
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 # Changed connections that are cut for one request: what `init` changes, all of them have.
 CHANGED_MAX: Final = 4
+# For the look at a session, beyond the wait for it: a busy pool would be made smaller otherwise.
+SESSION_SECONDS: Final = 1.0
 # Beyond the driver's own time-out, which waits for the end of a host's code that it has cancelled.
 STUCK_SECONDS: Final = 1.0
 # The longest extra wait of a host that closes first, besides a write that is under way. A look
@@ -45,7 +49,8 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
     since = cancellations()
     acquiring = asyncio.create_task(_acquired(pool, seconds), name="connection of a host's pool")
     try:
-        await asyncio.wait({acquiring}, timeout=seconds + STUCK_SECONDS)
+        limit = seconds + SESSION_SECONDS + STUCK_SECONDS
+        await asyncio.wait({acquiring}, timeout=limit)
         return _result_of(acquiring, pool)
     except TimeoutError as error:
         message = (
@@ -96,12 +101,15 @@ async def _acquired(pool: Pool, seconds: float) -> Connection:
         if is_lost(connection):
             return connection
         try:
-            with watchdog(connection, ends - clock_seconds()):
+            with watchdog(connection, SESSION_SECONDS):
                 violation = await _violation(connection)
-        except BaseException:
+        except BaseException as error:
             terminate(connection)
             _begin_release(pool, connection, seconds)
-            raise
+            if not (isinstance(error, asyncpg.PostgresError) and is_of_one_statement(error)):
+                raise
+            violation = f"a session that cannot be asked: {in_words(error)}"
+            continue
         if violation is None:
             return connection
         terminate(connection)

@@ -78,10 +78,13 @@ ORDER BY number NULLS FIRST;
 
 -- name: deleted_groups
 -- Read which groups were deleted behind a place (history $1, end $2, running $3), $4 at most, and the
--- present. All events behind the place are gone through: since the last look there are not many. What a
--- synchronous standby still lacks is read, too: what is forgotten too early is only looked up.
+-- present. All events behind the place are gone through: since the last look there are not many. The answer
+-- confirms what is remembered, so it waits for a synchronous standby, where there is one: a primary that was
+-- replaced by its standby, and still runs, knows of no deletion.
 SELECT row_to_json(outbox_present) AS present,
-       deleted_groups_1($1, $2, $3::text::xid8[], $4) AS group_ids
+       deleted_groups_1($1, $2, $3::text::xid8[], $4) AS group_ids,
+       CASE WHEN current_setting('synchronous_standby_names') <> ''
+            THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM outbox_present;
 
 -- name: reader_place

@@ -140,7 +140,7 @@ ORDER BY number;
 -- log queues behind a lock that waits, or is held. So the server ends a sweeper that freezes with one.
 SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0)),
        set_config('lock_timeout', $1, true),
-       set_config('idle_in_transaction_session_timeout', '1s', true);
+       set_config('idle_in_transaction_session_timeout', '3s', true);
 
 -- name: empty_slot
 -- Have the log begin behind the last event of a partition $1, which is truncated next, unless it

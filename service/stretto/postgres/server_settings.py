@@ -52,10 +52,10 @@ async def session_violation(connection: Connection) -> str | None:
 
 
 def flush_violation(row: asyncpg.Record) -> str | None:
-    """Return what is wrong where a session's commits are not flushed.
+    """Return what is wrong where a session's commits are not flushed, or not said to be unsure.
 
-    The row has its `synchronous_commit`, which may change under a living session, and its role and
-    database, quoted.
+    The row has its `synchronous_commit` and `client_min_messages`, which may change under a living
+    session, and its role and database, quoted.
     """
     # Of the other values, each flushes here; which standby is waited for is the operator's choice.
     if row["synchronous_commit"] == "off":
@@ -63,6 +63,13 @@ def flush_violation(row: asyncpg.Record) -> str | None:
             "synchronous_commit is off, so a crash of the server would lose acknowledged groups:"
             " leave it out of the database's URL and of the pool's settings, and run"
             f" ALTER ROLE {row['role']} IN DATABASE {row['database']} SET synchronous_commit = 'on'"
+        )
+    if row["client_min_messages"] == "error":
+        return (
+            "client_min_messages is error, so the server would not warn of a commit that its standby"
+            " lacks: leave it out of the database's URL and of the pool's settings, and run"
+            f" ALTER ROLE {row['role']} IN DATABASE {row['database']}"
+            " SET client_min_messages = 'notice'"
         )
     return None
 

@@ -7,6 +7,7 @@ SELECT current_setting('server_encoding') AS server_encoding,
        current_setting('client_encoding') AS client_encoding,
        current_setting('default_transaction_isolation') AS isolation,
        current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('client_min_messages') AS client_min_messages,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
 -- name: ping_pooled
@@ -22,6 +23,7 @@ SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrat
            AND NOT current_setting('jit')::boolean
            AND current_setting('default_transaction_isolation') = 'read committed' AS is_set,
        current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('client_min_messages') AS client_min_messages,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($2::text[]) AS name
         WHERE row_security_active(to_regclass(format('%I.%I', $1, name)))) AS filtered,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;

@@ -8,6 +8,7 @@ SELECT system_identifier || '/' || extract(epoch FROM here.started_at) AS server
        (newest.server_started_at, newest.table_id) <> (here.started_at, here.table_id)
            AS is_elsewhere,
        current_setting('synchronous_commit') AS synchronous_commit,
+       current_setting('client_min_messages') AS client_min_messages,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database
 FROM pg_control_system(), outbox_server AS here,
      (SELECT * FROM outbox_history ORDER BY number DESC LIMIT 1) AS newest;

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from stretto.postgres.connections import GRACE_SECONDS, READ_SECONDS
-from stretto.postgres.driver_connection import is_lost, terminate, watchdog
+from stretto.postgres.driver_connection import guarded, is_lost, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
@@ -78,7 +78,7 @@ class PostgresTail(PostgresLogStore):
             message = "the connection is not open"
             raise Unreachable(message)
         try:
-            with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
+            with guarded(connection, READ_SECONDS + GRACE_SECONDS):
                 yield connection
         except DRIVER_ERRORS as error:
             terminate(connection)

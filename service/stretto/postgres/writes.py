@@ -20,17 +20,24 @@ from stretto.postgres.driver_errors import (
     DRIVER_ERRORS,
     READ_ONLY_STATE,
     in_words,
-    may_be_of_the_session,
     store_error,
 )
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.hook_patience import HookPatience
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server, is_same_backend
+from stretto.postgres.sessions import is_changed, unchanged
 from stretto.postgres.stalls import Stalls, StepTimes
 from stretto.postgres.trail import instance
 from stretto.postgres.write_columns import claim_columns, group_columns, lead_ids, milliseconds
-from stretto.store_errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
+from stretto.store_errors import (
+    InDoubt,
+    Misconfigured,
+    OutcomeUnknown,
+    StoreError,
+    Transient,
+    Unreachable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -153,13 +160,13 @@ class PostgresWriteStore:
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""
-        async with self._writing() as connection, self._stalls.ended("fail", connection, [write]):
-            settled = await connection.fetch(
-                QUERIES["fail"],
-                *(write.group_id, write.claim_token, failure.code, failure.detail),
-                *(instance(), write.trace_id),
-            )
-            await self._database.restore(connection)
+        async with (
+            self._writing() as connection,
+            self._stalls.ended("fail", connection, [write]),
+            unchanged(connection, is_flushed=True),
+        ):
+            columns = (write.group_id, write.claim_token, failure.code, failure.detail)
+            settled = await connection.fetch(QUERIES["fail"], *columns, instance(), write.trace_id)
         return bool(settled)
 
     async def close(self) -> None:
@@ -213,12 +220,8 @@ class PostgresWriteStore:
     ) -> set[UUID]:
         is_hasty = lock_seconds < LOCK_SECONDS
         async with self._stalls.ended("lead", connection, writes, is_hasty=is_hasty):
-            led = await connection.fetchval(
-                QUERIES["lead"],
-                *lead_ids(writes),
-                *group_columns(writes),
-                milliseconds(lock_seconds),
-            )
+            columns = (*lead_ids(writes), *group_columns(writes), milliseconds(lock_seconds))
+            led = await connection.fetchval(QUERIES["lead"], *columns)
         return set(led or ())
 
     async def _connect(self) -> Connection:
@@ -256,12 +259,10 @@ class PostgresWriteStore:
             meaning = OutcomeUnknown(*meaning.args)
         self.is_misfit |= isinstance(meaning, Misconfigured)
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
-        # The hook may have changed the session, so that it misses our tables.
-        is_changed = self._hooked is not None and isinstance(meaning, Misconfigured)
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
             meaning = await self._database.standby.explained(meaning, began)
-        elif is_changed or may_be_of_the_session(error):
+        elif isinstance(meaning, Misconfigured | Transient) and await is_changed(connection, error):
             await self._discard()
         return meaning
 

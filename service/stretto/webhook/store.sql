@@ -16,7 +16,7 @@ ON CONFLICT DO NOTHING;
 -- served the one before for $2 seconds, or whatever that one does if null. $3 is now. All senders wait
 -- for who holds it: the server ends one that freezes.
 SELECT true
-FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '1s', true)
+FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '3s', true)
 WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
   AND ($2::float8 IS NULL
        OR served_at < coalesce($3::timestamptz, clock_timestamp()) - make_interval(secs => $2))

@@ -127,3 +127,25 @@ async def test_a_health_check_that_is_cancelled_is_not_repeated_for_each_who_ask
     outcomes = await ping_at_once(check)
     assert [1] == checks
     assert {Unreachable} == {type(each) for each in outcomes}
+
+
+@pytest.mark.parametrize("kind", ["members", "single"])
+async def test_a_host_that_names_no_user_has_a_share_for_each_group(kind: str) -> None:
+    """One tenant's many reads of one group are not those of all: the newest of them is rejected."""
+    reads = GroupReads(cast("BatchGroupStore", Store()))
+
+    def ask(group: int) -> Awaitable[Any]:
+        group_id = UUID(int=group)
+        if kind == "members":
+            return reads.members_of_group(None, group_id, None, 2)
+        return reads.group_of_member(group_id, None)
+
+    tasks = [asyncio.ensure_future(ask(group)) for group in (*[1] * WAITING_MAX, 2)]
+    with pytest.raises(Overloaded):
+        await tasks[-2]
+    assert not tasks[-1].done()
+    reader: BatchReader[Any, Any] = reads.members if kind == "members" else reads.single
+    await reader.run_once()
+    assert [] == (await tasks[-1] or [])
+    reader.stop()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from stretto.http.tokens.jwks import (
     DOCUMENT_BYTES_MAX,
     KEPT_SECONDS,
     LOOK_AGAIN_SECONDS,
+    REQUESTS_PER_TURN,
     RETRY,
     STALE_SECONDS,
     KeySet,
@@ -221,3 +223,36 @@ async def test_a_tokens_algorithm_is_its_keys(issuer: Issuer) -> None:
     async with issuer.authenticator() as known:
         with pytest.raises(Unauthenticated):
             await owner_of(known, bearer(OLD, "rsa"))
+
+
+@pytest.mark.parametrize("is_replacement", [False, True])
+async def test_of_requests_that_waited_for_a_fetch_few_go_on_in_each_turn_of_the_loop(
+    is_replacement: bool, issuer: Issuer
+) -> None:
+    """Others, such as health checks, are served in between."""
+    turn = 0
+    went_on: Counter[int] = Counter()
+
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        if went_on.total() < 10 * REQUESTS_PER_TURN:
+            asyncio.get_running_loop().call_soon(count_turns)
+
+    async def wait(keys: KeySet) -> None:
+        if is_replacement:
+            found = await keys.replacements("old", "EdDSA", ())
+        else:
+            found = await keys.keys("old", "EdDSA")
+        assert ["old"] == [key.kid for key in found]
+        went_on[turn] += 1
+
+    issuer.answers.clear()
+    async with issuer.authenticator() as known, asyncio.TaskGroup() as herd:
+        assert known._key_set is not None
+        for _ in range(10 * REQUESTS_PER_TURN):
+            herd.create_task(wait(known._key_set))
+        await issuer.reached.wait()
+        count_turns()
+        issuer.answers.set()
+    assert {REQUESTS_PER_TURN} == set(went_on.values())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ from stretto.runtime.cancelling import is_cancelled
 from stretto.store_errors import Unreachable
 from support.cancellations import fail_and_leave_one_behind, leave_one_behind
 from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Pool:
@@ -68,6 +71,7 @@ async def test_code_of_a_hosts_that_swallows_its_cancellation_is_not_waited_for(
 ) -> None:
     """Every read of that kind would wait with it; its connection is given back once it has ended."""
     monkeypatch.setattr(hosts_pool, "STUCK_SECONDS", 0.02)
+    monkeypatch.setattr(hosts_pool, "SESSION_SECONDS", 0.0)
     pool: Any = Pool()
     may_end = asyncio.Event()
 
@@ -103,3 +107,21 @@ async def test_a_connection_that_comes_as_its_task_is_cancelled_is_released(turn
         await asyncio.sleep(0)
     kept = 0 if isinstance(result, asyncio.CancelledError) else 1
     assert kept + len(pool.released) == pool.given
+
+
+async def test_a_look_at_a_session_does_not_end_with_the_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy pool gives it late, and a far one answers late: it would be cut."""
+    bounds: list[float] = []
+
+    @contextmanager
+    def watched(_: object, seconds: float) -> Iterator[None]:
+        bounds.append(seconds)
+        yield
+
+    monkeypatch.setattr(hosts_pool, "watchdog", watched)
+    pool: Any = Pool()
+    pool.opened.set()
+    await acquire(pool, 0.001)
+    assert [hosts_pool.SESSION_SECONDS] == bounds

@@ -25,9 +25,6 @@ export function reading(samples, atSeconds) {
   const creations = of("stretto_http_request_seconds_bucket").filter(({ labels }) =>
     labels.route.endsWith("/v1/groups"),
   );
-  const targets = of("stretto_actor_up").filter(({ labels }) =>
-    ["relay", "webhook"].includes(labels.actor),
-  );
   const lags = [...of("stretto_relay_lag_seconds"), ...of("stretto_webhook_lag_seconds")];
   return {
     atSeconds,
@@ -36,7 +33,7 @@ export function reading(samples, atSeconds) {
     buckets: creations.map(({ labels, value }) => [number(labels.le), value]),
     writes: sum(of("stretto_batch_writes_sum")),
     batches: sum(of("stretto_batch_writes_count")),
-    lagSeconds: targets.length ? Math.max(...lags.map(({ value }) => value)) : null,
+    lagSeconds: lags.length ? Math.max(...lags.map(({ value }) => value)) : null,
   };
 }
 

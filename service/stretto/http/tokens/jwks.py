@@ -25,6 +25,7 @@ from stretto.http.tokens.keys import TokenKey, UnusableError, read_keys
 from stretto.network import network_failure
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.lookups import loop_with_own_lookups
+from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ KEY_IDS_MAX: Final = 1000
 # Keys that are tried for one token. A wrong token costs one verification for each.
 KEYS_TRIED_MAX: Final = 8
 FETCH_SECONDS: Final = 3.0
+# Requests that go on in one turn of the loop once a fetch has ended: thousands may have waited for it,
+# and each verifies its token then. Others, such as health checks, are served in between.
+REQUESTS_PER_TURN: Final = 32
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 # Reasons in one line of the log; the number of dropped keys is logged too.
 _REASONS_LOGGED: Final = 8
@@ -77,6 +81,7 @@ class KeySet:
         self._failures = 0
         """How many fetches have failed in a row."""
         self._fetching: asyncio.Task[None] | None = None
+        self._turns = Turns(REQUESTS_PER_TURN)
         self._fetches = self._last_success = 0
         """How many fetches have begun, and the number of the last one that succeeded."""
         self._named: dict[int, int] = {}
@@ -112,8 +117,7 @@ class KeySet:
             fetching = self._fetch_unless_just_tried()
             # After a failed fetch, a request whose key is known does not wait for the next one.
             if fetching is not None and (not known or self._failure is None):
-                # Not awaited itself: a cancelled request must not cancel the others' fetch.
-                await asyncio.wait((fetching,))
+                await self._end_of(fetching)
         known = self._find(kid, algorithm)
         if known:
             return known
@@ -147,7 +151,7 @@ class KeySet:
         """
         fetching = self._fetch_unless_just_tried()
         if fetching is not None:
-            await asyncio.wait((fetching,))
+            await self._end_of(fetching)
         return tuple(key for key in self._find(kid, algorithm) if key not in tried)
 
     @property
@@ -193,6 +197,12 @@ class KeySet:
                 self._fetch(), name="fetch the token issuer's keys"
             )
         return self._fetching
+
+    async def _end_of(self, fetching: asyncio.Task[None]) -> None:
+        """Wait until a fetch has ended, and then for a turn of the loop."""
+        # Not awaited itself: a cancelled request must not cancel the others' fetch.
+        await asyncio.wait((fetching,))
+        await self._turns.take(self)
 
     async def _fetch(self) -> None:
         """Replace our keys by the issuer's; a failure or a set without a usable key keeps ours."""
