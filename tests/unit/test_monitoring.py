@@ -69,7 +69,7 @@ def unknown(rules: str, dashboard: str) -> Iterator[str]:
                     yield from (each for each in value.split("|") if f"`{each}`" not in TELEMETRY)
         plain = re.sub(r'\{[^}]*\}|"[^"]*"', "", bare)
         grouped = re.findall(r"by \(([^)]*)\)", plain)
-        plain = WORDS.sub("", re.sub(r"by \([^)]*\)|, instance\)", "", plain))
+        plain = WORDS.sub("", re.sub(r"(?:by|on) \([^)]*\)|, instance\)", "", plain))
         names = {*re.findall(r"[a-zA-Z_]\w+", plain)}
         yield from names - metrics.keys()
         known = {label for name in names for label in metrics.get(name, ())}
