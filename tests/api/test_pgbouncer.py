@@ -9,7 +9,7 @@ import asyncio
 import re
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import asyncpg
@@ -390,22 +390,24 @@ def documented_reset() -> list[str]:
     return re.findall(r"(?m)^ +(server_reset_query\w* = .+)$", OPERATIONS)
 
 
-@pytest.mark.parametrize("is_documented", [True, False])
+async def _keep(_: object) -> None:
+    """Reset nothing, as is documented for a pool behind PgBouncer."""
+
+
+@pytest.mark.parametrize(
+    ("is_documented", "options"), [(True, {"reset": _keep}), (False, {"reset": _keep}), (False, {})]
+)
 async def test_what_a_hosts_handler_sets_behind_pgbouncer_leads_no_group_elsewhere(
-    is_documented: bool, server_url: str, connection: Connection
+    is_documented: bool, options: dict[str, Any], server_url: str, connection: Connection
 ) -> None:
     """PgBouncer resets nothing between transactions, unless it is told to."""
     await give_settings(server_url)
     await migrate(connection, "other")
-
-    async def keep(_: object) -> None:
-        """Reset nothing, as is documented for such a pool."""
-
     lines = documented_reset()
     assert len(lines) == 2
     with running_pgbouncer(server_url, *lines * is_documented) as folder:
         url, _ = split_pooler(url_through(folder, server_url))
-        pool = asyncpg.create_pool(url, min_size=0, max_size=9, statement_cache_size=0, reset=keep)
+        pool = asyncpg.create_pool(url, min_size=0, max_size=9, statement_cache_size=0, **options)
         async with pool, AsyncExitStack() as stack:
             opened = stretto_module.open_component(pool=pool)
             if not is_documented:
