@@ -5,12 +5,14 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
 import pytest_asyncio
 
 from stretto.errors import Failure
+from stretto.postgres import writes
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import attempt_columns, group_columns
 from stretto.postgres.writes import PostgresWriteStore
@@ -86,9 +88,10 @@ async def test_a_connection_that_leads_to_the_same_backend_is_kept(
 
 
 async def test_a_claim_waits_for_another_only_briefly(
-    store: PostgresWriteStore, connection: Connection
+    store: PostgresWriteStore, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a session that would wait for ever."""
+    """Also in a session that would wait for ever; it is replaced, were it not kept here."""
+    monkeypatch.setattr(writes, "is_changed", AsyncMock(return_value=False))
     ours = write("k")
     await store.claim([])
     assert store._connection is not None

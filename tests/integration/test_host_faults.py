@@ -160,12 +160,15 @@ async def test_a_bus_that_returns_nothing_learns_what_to_return(database_url: st
 class _Callback:
     """A callback of a host's pool, which fails while a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.error: BaseException | None = None
 
-    async def __call__(self, *_: object, **__: object) -> None:
+    async def __call__(self, *connection: asyncpg.Connection, **_: object) -> None:
         if self.error is not None:
             raise self.error
+        if self._name == "reset":
+            await connection[0].reset()
 
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
@@ -175,7 +178,7 @@ async def test_a_pool_whose_callback_fails_is_a_database_that_is_away(
 ) -> None:
     """No actor crashes; once the callback works again, so does everything else."""
     events: list[Observation] = []
-    callback = _Callback()
+    callback = _Callback(name)
     options: dict[str, Any] = {name: callback}
     async with (
         asyncpg.create_pool(
