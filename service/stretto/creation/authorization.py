@@ -10,11 +10,17 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 from stretto.creation.attempt import Sighting
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
 from stretto.creation.host_errors import last_raised, veto_of
-from stretto.creation.laggards import LATE_CALLS_MAX, RETRY_AFTER_SECONDS_MAX, Laggards
+from stretto.creation.laggards import (
+    AUTHORIZE_SECONDS,
+    LATE_CALLS_MAX,
+    RETRY_AFTER_SECONDS_MAX,
+    Laggards,
+)
 from stretto.domain import NewGroup
 from stretto.errors import AuthorizeFailed, CreationRefused, Overloaded
 from stretto.kinds import is_a, name_of
@@ -38,6 +44,9 @@ if TYPE_CHECKING:
 # quarter. So a few owners, for whom the host's code hangs, do not keep all others out. Nor do many:
 # those for whom it was late have calls of their own (`laggards.py`).
 AUTHORIZATIONS_MAX: Final = 1024
+# Of one owner at once; further ones wait for these. A host asks its own database: its pool would serve the
+# calls of one owner with hundreds of requests before any other's.
+CALLS_OF_OWNER: Final = 32
 # A call that goes on for so long after its cancellation is stuck: it may never end, so it keeps no place.
 # Code that only tidies up has ended by then.
 STUCK_SECONDS: Final = 3.0
@@ -164,6 +173,8 @@ class Authorization:
         self._laggards = Laggards()
         self._calls, self._late_calls = _Calls(AUTHORIZATIONS_MAX), _Calls(LATE_CALLS_MAX)
         self._stuck = _StuckCalls(self._laggards.clock_seconds)
+        self._turns: WeakValueDictionary[UserId, asyncio.Semaphore] = WeakValueDictionary()
+        """Of the owners with requests here."""
 
     async def require(self, group_id: bytes, new_group: NewGroup) -> None:
         """Return if the host allows the group, or if its key has an attempt or a group already.
@@ -193,6 +204,22 @@ class Authorization:
         if not calls.begin(owner):
             seconds = laggards.retry_after_seconds() if is_late else RETRY_AFTER_SECONDS
             raise Overloaded(retry_after_seconds=seconds)
+        turns = self._turns.setdefault(owner, asyncio.Semaphore(CALLS_OF_OWNER))
+        try:
+            async with asyncio.timeout(AUTHORIZE_SECONDS):
+                await turns.acquire()
+        except BaseException as error:
+            calls.end(owner)
+            if isinstance(error, TimeoutError):
+                raise Overloaded(retry_after_seconds=RETRY_AFTER_SECONDS) from error
+            raise
+        try:
+            await self._ask_in_turn(new_group, calls)
+        finally:
+            turns.release()
+
+    async def _ask_in_turn(self, new_group: NewGroup, calls: _Calls) -> None:
+        owner, laggards = new_group.owner, self._laggards
         began, patience = laggards.clock_seconds(), laggards.patience_seconds(owner)
         # A task of its own: what cancels the host's code from within does not cancel the request.
         call = asyncio.create_task(self._call(new_group), name="stretto authorize")

@@ -282,6 +282,54 @@ async def test_so_many_are_asked_at_once_and_owners_leave_room(
     await crowd.leave()
 
 
+async def test_of_one_owner_few_are_asked_at_once_and_the_others_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' calls do not wait behind hundreds of one owner's in the host's own database."""
+    monkeypatch.setattr(authorization_module, "CALLS_OF_OWNER", 2)
+    asked: list[str] = []
+    may_end = asyncio.Semaphore(0)
+
+    async def wait(new_group: NewGroup) -> None:
+        asked.append(new_group.owner)
+        await may_end.acquire()
+
+    crowd = Crowd(world.by(wait))
+    for owner in ("alice", "alice", "alice", "alice", "bob"):
+        await crowd.come(owner)
+    assert ["alice", "alice", "bob"] == asked
+    may_end.release()
+    await until(lambda: asked[3:] == ["alice"])
+    await crowd.leave()
+    await crowd.come("alice")
+    assert 5 == len(asked)
+    await crowd.leave()
+
+
+async def test_turns_of_owners_without_requests_are_not_kept(world: World) -> None:
+    """There is no end of owners."""
+    authorization = world.by(_allow)
+    await authorization.require(ID.bytes, TEAM)
+    assert not authorization._turns
+
+
+async def test_a_request_whose_owner_has_too_many_is_rejected_in_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives its place back, and so does one that leaves."""
+    monkeypatch.setattr(authorization_module, "CALLS_OF_OWNER", 1)
+    authorization = world.by(_hang)
+    crowd = Crowd(authorization)
+    await crowd.come("alice")
+    await crowd.come("alice")
+    monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.01)
+    with pytest.raises(Overloaded):
+        await crowd.ask("alice")
+    assert AUTHORIZATIONS_MAX - 2 == authorization._calls._free
+    await crowd.leave()
+    await until(lambda: AUTHORIZATIONS_MAX == authorization._calls._free)
+
+
 async def test_a_call_counts_until_it_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
