@@ -402,7 +402,9 @@ SELECT newest.number AS history, bound.next_position, below.running,
        history_start.position::text::bigint AS start_position,
        CASE WHEN history_start.truncations = (SELECT max(number) - count(nullif(number, 0))
                                               FROM outbox_slot)
-            THEN history_start.running::text::bigint[] ELSE '{}' END AS start_running
+            THEN history_start.running::text::bigint[] ELSE '{}' END AS start_running,
+       -- It knows of no running transactions, so a place there would cover what nobody has read.
+       pg_is_in_recovery() AS is_standby
 FROM (SELECT * FROM outbox_history ORDER BY number DESC LIMIT 1) AS newest
 CROSS JOIN history_start
 -- OFFSET has each of them computed once.

@@ -18,6 +18,7 @@ from stretto.events.place import PositionLost
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
 from stretto.postgres.log import PostgresLogStore
+from stretto.store_errors import Unreachable
 from support.database import commit_event, first_row
 from support.waiting import WAIT_SECONDS, until
 
@@ -274,3 +275,23 @@ async def test_no_event_is_read_before_the_standby_has_it(
         assert await standby.start()
         assert [event] == [logged.event.event_id for logged in (await page).events]
         assert [event] == [delivery.event.event_id for delivery in await taken]
+
+
+async def test_a_standby_gives_no_place_in_the_log(server: OwnServer) -> None:
+    """It knows of no running transaction: the place would cover events that nobody has read.
+
+    A pooler leads a connection that was opened to the primary there.
+    """
+    async with standby_of(server) as standby, Database(server.dsn) as database:
+        begin = await PostgresLogStore(database.upkeep).present()
+        connection = await standby.connect()
+
+        @asynccontextmanager
+        async def acquire() -> AsyncIterator[Connection]:
+            yield connection
+
+        log = PostgresLogStore(acquire)
+        for reading in (log.present(), log.page(begin, 9), log.deletions(begin, 9)):
+            with pytest.raises(Unreachable, match="the database is read-only"):
+                await reading
+        await connection.close()

@@ -14,9 +14,11 @@ import orjson
 from stretto.domain import EVENT_TYPE
 from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Part, Place, PositionLost, Present
+from stretto.postgres.connecting import READ_ONLY
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import begin_history
+from stretto.store_errors import Unreachable
 from stretto.telemetry.trace_context import as_fields
 
 if TYPE_CHECKING:
@@ -243,6 +245,9 @@ def _positions(positions: Iterable[int]) -> str:
 
 
 def _present(row: dict[str, Any]) -> Present:
+    if row["is_standby"]:
+        # A pooler may lead to one between two statements.
+        raise Unreachable(READ_ONLY)
     histories = {int(number): name for number, name in row["histories"].items()}
     number = row["history"]
     return Present(
