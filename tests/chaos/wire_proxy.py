@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
 
 NAMES = {sql: name for name, sql in QUERIES.items()}
+# As the driver sends it.
+COMMIT = "COMMIT;"
+# Before the name of the statement that a transaction ends with.
+COMMIT_BEHIND = "commit behind "
 
 
 class FaultKind(StrEnum):
@@ -119,8 +123,8 @@ class WireProxy:
         self._dsn = dsn
 
     def plan(self, kind: FaultKind, statement: str, nth: int = 1) -> Fault:
-        """Plan a fault for the nth run of a statement from now on."""
-        assert statement in QUERIES
+        """Plan a fault for the nth run of a statement from now on, or of the commit behind one."""
+        assert statement.removeprefix(COMMIT_BEHIND) in QUERIES
         fault = Fault(kind, statement, self.runs[statement] + nth)
         self._plan.append(fault)
         self._faults.append(fault)
@@ -145,9 +149,8 @@ class WireProxy:
                 link.reset()
                 link.close()
 
-    def fault_of(self, exchange: Exchange) -> Fault | None:
+    def fault_of(self, name: str | None) -> Fault | None:
         """Count the statement, and take out the fault that was planned for this run of it."""
-        name = NAMES.get(exchange.sql or "")
         if name is None:
             return None
         self.runs[name] += 1
@@ -180,6 +183,8 @@ class _Link:
         self._from_client, self._to_client = reader, writer
         self._to_server: StreamWriter | None = None
         self._answering: deque[Fault | None] = deque()
+        self._before: str | None = None
+        """The statement that came by last."""
         self._broken = asyncio.Event()
 
     async def run(self) -> None:
@@ -233,7 +238,11 @@ class _Link:
         """Send an exchange to the server; return whether the connection goes on."""
         if self.is_silent:
             return True
-        fault = self._proxy.fault_of(exchange)
+        name = NAMES.get(exchange.sql or "")
+        if exchange.sql == COMMIT:
+            name = f"{COMMIT_BEHIND}{self._before}"
+        self._before = name
+        fault = self._proxy.fault_of(name)
         if fault is not None:
             if fault.kind == FaultKind.HOLD:
                 await fault.released.wait()

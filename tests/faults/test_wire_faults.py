@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from chaos.wire_proxy import FaultKind
+from chaos.wire_proxy import COMMIT_BEHIND, FaultKind
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.settings import CreatorSettings
@@ -170,10 +170,10 @@ async def test_a_broken_recovery_is_recovered_from(
 async def test_failed_is_answered_only_when_it_is_durable(
     kind: FaultKind, proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
-    """Where settling as failed has got lost, the client gets no outcome; later it is final."""
+    """Where the commit of the failure has got lost, the client gets no outcome; later it is final."""
     service = await start_service(DATABASE_URL=proxy.dsn)
     await connection.execute(VETO)
-    fault = proxy.plan(kind, "fail")
+    fault = proxy.plan(kind, f"{COMMIT_BEHIND}set_back_session")
     async with apis(service) as (api,):
         unknown = await api.create("k")
         status = await connection.fetchval("SELECT status FROM attempt")
