@@ -411,8 +411,11 @@ async def test_what_a_hosts_handler_sets_behind_pgbouncer_leads_no_group_elsewhe
         async with pool, AsyncExitStack() as stack:
             opened = stretto_module.open_component(pool=pool)
             if not is_documented:
-                with pytest.raises(ConfigurationError, match="server_reset_query_always = 1"):
+                with pytest.raises(
+                    ConfigurationError, match="server_reset_query_always = 1"
+                ) as error:
                     await stack.enter_async_context(opened)
+                assert lines == str(error.value).splitlines()[1:]
                 return
             component = await stack.enter_async_context(opened)
             for number in range(2 * SERVER_CONNECTIONS):

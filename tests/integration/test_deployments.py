@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nats.aio.client import Client
+    from nats.js import JetStreamContext
 
     from stretto.nats.connection import Link
     from stretto.observations import Observation
@@ -238,6 +239,14 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
     assert (await jetstream.stream_info(OURS.event_stream)).state.messages == 1
 
 
+async def make_anew(jetstream: JetStreamContext, database: str) -> None:
+    """Do as an operator who deletes our stream of events, where a deployment is first to make it."""
+    await jetstream.delete_stream(OURS.event_stream)
+    await jetstream.add_stream(
+        name=OURS.event_stream, subjects=OURS.event_subjects, metadata={MARK: database}
+    )
+
+
 @pytest.mark.parametrize(("deployment", "kept"), [(OURS, 2), (THEIRS, 1)])
 async def test_a_stream_that_is_made_anew_is_looked_at_while_connected(
     server: NatsProcess, client: Client, deployment: Deployment, kept: int
@@ -249,12 +258,7 @@ async def test_a_stream_that_is_made_anew_is_looked_at_while_connected(
         await connection.linked()
         bus = NatsBus(connection, OURS)
         assert {} == await bus.publish([new_event()])
-        await jetstream.delete_stream(OURS.event_stream)
-        await jetstream.add_stream(
-            name=OURS.event_stream,
-            subjects=OURS.event_subjects,
-            metadata={MARK: deployment.database},
-        )
+        await make_anew(jetstream, deployment.database)
         for _ in range(2):
             if deployment == OURS:
                 assert {} == await bus.publish([new_event()])
@@ -277,12 +281,7 @@ async def test_a_bus_that_has_published_nothing_notices_a_stream_made_anew(
         await connection.linked()
         bus = NatsBus(connection, OURS)
         await bus.ready()
-        await jetstream.delete_stream(OURS.event_stream)
-        await jetstream.add_stream(
-            name=OURS.event_stream,
-            subjects=OURS.event_subjects,
-            metadata={MARK: THEIRS.database},
-        )
+        await make_anew(jetstream, THEIRS.database)
         for _ in range(2):
             with nullcontext() if not is_looking else pytest.raises(BusUnavailable):
                 await bus.publish([new_event()])

@@ -189,6 +189,21 @@ async def ids_of(connection: Connection) -> dict[str, UUID]:
     return {row["owner_id"]: row["group_id"] for row in rows}
 
 
+@asynccontextmanager
+async def both_deleted(
+    component: Component, connection: Connection
+) -> AsyncIterator[tuple[Any, set[UUID]]]:
+    """Create a group of each, and delete them in one batch; yields its connection, and their ids."""
+    for owner in (ALICE, CAROL):
+        await create(component, owner)
+    ids = await ids_of(connection)
+    async with PostgresDeletionStore(component.database).deleting() as delete:
+        for owner in (ALICE, CAROL):
+            assert await delete(Deletion(ids[owner], owner, None), is_hasty=False)
+        bound: Any = delete
+        yield bound.__self__.connection, set(ids.values())
+
+
 async def deleted(connection: Connection) -> set[UUID]:
     """Return the groups that are deleted."""
     rows = await connection.fetch(
@@ -227,22 +242,13 @@ async def test_a_deletion_whose_session_was_changed_finds_its_tables(
 ) -> None:
     """And so do those that come after it in its batch."""
     await have_set(connection, DELETION[when], statement)
-    async with one_writer(database_url) as component:
-        for owner in (ALICE, CAROL):
-            await create(component, owner)
-        ids = await ids_of(connection)
-        store = PostgresDeletionStore(component.database)
-        async with store.deleting() as delete:
-            for owner in (ALICE, CAROL):
-                assert await delete(Deletion(ids[owner], owner, None), is_hasty=False)
-            path = await connection_of(delete).fetchval("SELECT current_setting('search_path')")
+    async with (
+        one_writer(database_url) as component,
+        both_deleted(component, connection) as (session, ids),
+    ):
+        path = await session.fetchval("SELECT current_setting('search_path')")
     assert path == "stretto"
-    assert set(ids.values()) == await deleted(connection)
-
-
-def connection_of(delete: Any) -> Any:
-    """Return the connection over which a batch is deleted."""
-    return delete.__self__.connection
+    assert ids == await deleted(connection)
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -322,14 +328,8 @@ async def test_a_trigger_does_not_have_a_commit_wait_for_no_disk(
     """Nor for less than the operator's setting says, in its own transaction or in later ones."""
     await connection.execute(SEE.format(table="chat_group", events="INSERT OR UPDATE"))
     await have_set(connection, f"{when} FOR EACH ROW", statement)
-    async with one_writer(database_url) as component:
-        for owner in (ALICE, CAROL):
-            await create(component, owner)
-        ids = await ids_of(connection)
-        store = PostgresDeletionStore(component.database)
-        async with store.deleting() as delete:
-            for owner in (ALICE, CAROL):
-                await delete(Deletion(ids[owner], owner, None), is_hasty=False)
+    async with one_writer(database_url) as component, both_deleted(component, connection):
+        pass
     assert ["on"] * 4 == await seen_at_commits(connection)
 
 

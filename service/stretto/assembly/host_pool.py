@@ -20,6 +20,7 @@ from stretto.postgres.hosts_pool import Changed
 from stretto.postgres.lanes import Lane
 from stretto.postgres.log import origin
 from stretto.postgres.migrate import PRIVILEGES, ROUTINES
+from stretto.postgres.pooler import RESET_SESSION
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
 from stretto.start_errors import ConfigurationError
@@ -73,7 +74,7 @@ _KEEPS: Final = (
 _POOL_KEEPS: Final = f"{_KEEPS} leave the pool's reset as it is, or call connection.reset() in it"
 _POOLER_KEEPS: Final = (
     f"{_KEEPS} have PgBouncer reset each session behind a transaction, by these lines of pgbouncer.ini:\n"
-    "server_reset_query = RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP\n"
+    f"server_reset_query = {RESET_SESSION}\n"
     "server_reset_query_always = 1"
 )
 

@@ -232,7 +232,7 @@ def _written(folder: Path, content: bytes) -> Iterator[str]:
 
 def _remove_if_left(begun: Path) -> None:
     """Remove the file of an `add` that has not gone on for long."""
-    # Where that cannot be, as in a folder that may only be read, it is in nobody's way.
+    # Where that cannot be, as in a folder that may only be read, it does no harm.
     with suppress(OSError):
         if time.time() - begun.stat().st_mtime > BEGUN_SECONDS_MAX:
             begun.unlink()

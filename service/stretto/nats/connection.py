@@ -47,7 +47,7 @@ ANSWER_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 2.0
 # How often to look: the client reports a lost connection, but not while it hangs in closing it.
 WATCH_SECONDS: Final = 1.0
-# How long the server's limit of a message, which is told to new connections alone, is taken for known.
+# How long the server's limit of a message, which is sent to new connections alone, is taken for known.
 LIMIT_KNOWN_SECONDS: Final = 60.0
 
 # A pause while a connection that is lost still counts as the present one.

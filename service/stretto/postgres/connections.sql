@@ -25,7 +25,7 @@ SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_me
        pg_backend_pid() AS backend;
 
 -- name: leave_setting
--- Set a setting of nobody's to $1 for the session; return which process of the server has it.
+-- Set a setting that has no other use to $1 for the session; return which process of the server has it.
 SELECT pg_backend_pid() FROM set_config('stretto.left', $1, false);
 
 -- name: left_setting

@@ -116,7 +116,7 @@ def is_misfit(error: asyncpg.PostgresError) -> bool:
 
 
 def has_lost_statements(error: asyncpg.PostgresError) -> bool:
-    """Whether a session has lost the driver's prepared statements: somebody said DEALLOCATE."""
+    """Whether a session has lost the driver's prepared statements, by a DEALLOCATE of others."""
     return sqlstate_of(error).startswith(_LOST_STATEMENT)
 
 

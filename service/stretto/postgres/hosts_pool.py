@@ -103,13 +103,10 @@ async def _acquired(pool: Pool, seconds: float) -> Connection:
         try:
             with watchdog(connection, SESSION_SECONDS):
                 violation = await _violation(connection)
-        except BaseException as error:
+        except BaseException:
             terminate(connection)
             _begin_release(pool, connection, seconds)
-            if not (isinstance(error, asyncpg.PostgresError) and is_of_one_statement(error)):
-                raise
-            violation = f"a session that cannot be asked: {in_words(error)}"
-            continue
+            raise
         if violation is None:
             return connection
         terminate(connection)
@@ -123,7 +120,12 @@ async def _violation(connection: Connection) -> str | None:
             "codecs of its own for PostgreSQL's own types: leave those as they are, or give stretto a"
             " pool of its own"
         )
-    hidden = await connection.fetchval(QUERIES["hidden_tables"], [*PRIVILEGES])
+    try:
+        hidden = await connection.fetchval(QUERIES["hidden_tables"], [*PRIVILEGES])
+    except asyncpg.PostgresError as error:
+        if not is_of_one_statement(error):
+            raise
+        return f"a session that cannot be asked: {in_words(error)}"
     if hidden is not None:
         return (
             f"temporary relations in the place of our tables ({hidden}): give them other names, or"

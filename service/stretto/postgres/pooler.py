@@ -17,7 +17,8 @@ ADD_PARAMETER: Final = (
     " (postgresql://…/database?pgbouncer=true)"
 )
 # Undoes what a host's hook has set in a session that others use next. It runs in the hook's
-# transaction: the next statement may run on another server connection.
+# transaction: the next statement may run on another server connection. Behind a host's handler PgBouncer
+# itself has to send it (`assembly/host_pool.py`).
 RESET_SESSION: Final = (
     "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP"
 )
