@@ -62,6 +62,12 @@ REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection:
 # More than the connections of Debian's nginx.conf. Each begins a record of TLS, and sends no more of it.
 HALVES = 800
 HALF = b"\x16\x03\x01\x02\x00\x01"
+TAIL = b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+POST_HEAD = b"POST /v1/groups HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n\r\n"
+# After which haproxy calls an instance down.
+FAILED_CHECKS = 3
+# Shorter than haproxy waits by itself for what it has sent.
+HANG_DEADLINE_SECONDS = 30
 ANSWER = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 
 
@@ -309,12 +315,16 @@ async def test_a_shipped_proxy_takes_no_instance_out_for_one_request(
 
 
 class Instance:
-    """Answers as an instance does, at once; once it is sick, it refuses all but its health check."""
+    """Answers as an instance does, at once; once it is sick, it refuses all but its health check.
+
+    Requests for `/v1/held` wait until their answers are written to `held`.
+    """
 
     def __init__(self) -> None:
-        self.is_sick = False
-        self.requests = 0
+        self.is_sick = self.is_unready = self.hangs = False
+        self.requests = self.checks = 0
         self.sessions: list[asyncio.StreamWriter] = []
+        self.held: list[asyncio.StreamWriter] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -323,17 +333,21 @@ class Instance:
         async with server:
             host, port = server.sockets[0].getsockname()
             yield f"http://{host}:{port}"
-            for session in self.sessions:
-                session.close()
+            for each in (*self.sessions, *self.held):
+                each.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
+        self.checks += b"/readyz" in head
+        if self.hangs or b"/v1/held" in head:
+            self.held.append(writer)
+            return
         if b"/v1/events" in head:
             self.sessions.append(writer)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n:\n\n")
             return
         if b"/readyz" in head:
-            writer.write(ANSWER)
+            writer.write(REFUSAL if self.is_unready else ANSWER)
         else:
             self.requests += 1
             writer.write(REFUSAL if self.is_sick else ANSWER)
@@ -354,13 +368,9 @@ async def test_an_instance_that_fails_at_once_does_not_get_every_request(
     ):
         head = b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         await until(_answers(head % b"ready", api.url, tls))
-        place = URL(api.url)
-        sessions = []
-        for _ in range(4):
-            reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
-            writer.write(head % b"events")
+        sessions = [await asking(b"events", api.url, tls) for _ in range(4)]
+        for reader, _ in sessions:
             await reader.readuntil(b":\n\n")
-            sessions.append(writer)
         assert [2, 2] == [len(each.sessions) for each in instances]
         # It restarts, and its sessions go to the other one.
         sick.is_sick = True
@@ -371,8 +381,121 @@ async def test_an_instance_that_fails_at_once_does_not_get_every_request(
             answer = await answer_to(head % b"groups", api.url, tls)
             assert b"204" == answer.split(b" ", 2)[1]
         assert 0 < sick.requests - before < TRIES
-        for writer in sessions:
+        for _, writer in sessions:
             writer.close()
+
+
+async def asking(
+    name: bytes, url: str, tls: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request on a connection of its own, and return that."""
+    place = URL(url)
+    reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
+    writer.write(b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % name)
+    return reader, writer
+
+
+@asynccontextmanager
+async def one_of_two_at_work(
+    folder: Path,
+) -> AsyncIterator[tuple[Instance, Instance, list[asyncio.StreamReader], Api, ssl.SSLContext]]:
+    """Run two instances behind haproxy; yields one that has a request, the other, and clients.
+
+    These have asked for a session at the first instance, and at the second one, and for that request.
+    """
+    instances = Instance(), Instance()
+    checked_soon = {"timeout check 10s": "timeout check 1s"}
+    async with (
+        asyncio.timeout(HANG_DEADLINE_SECONDS),
+        instances[0].running() as one,
+        instances[1].running() as other,
+        behind("haproxy", folder, one, other, paces=checked_soon) as (api, tls),
+    ):
+        connections = []
+        for name in (b"events", b"events", b"held"):
+            connections.append(await asking(name, api.url, tls))
+            if name == b"events":
+                await connections[-1][0].readuntil(b":\n\n")
+        await until(lambda: bool(instances[0].held or instances[1].held))
+        busy, free = instances if instances[0].held else instances[::-1]
+        readers = [reader for reader, _ in connections]
+        if busy is instances[1]:
+            readers[:2] = readers[1::-1]
+        yield busy, free, readers, api, tls
+        for _, writer in connections:
+            writer.close()
+
+
+async def test_what_a_hung_instance_has_goes_to_the_other_one_behind_a_shipped_haproxy(
+    tmp_path: Path,
+) -> None:
+    """Requests at once, sessions by their clients; its own time-outs are 35 s and 60 s."""
+    async with one_of_two_at_work(tmp_path) as (busy, free, clients, api, tls):
+        busy.hangs = True
+        session, other_session, request = clients
+        await until(lambda: bool(free.held))
+        free.held[0].write(ANSWER)
+        free.held[0].close()
+        assert b" 204 " in await request.read()
+        assert b"" == await session.read()
+        for _ in range(TRIES):
+            assert b" 204 " in await answer_to(TAIL % b"groups", api.url, tls)
+        free.sessions[0].write(b":\n\n")
+        assert b":\n\n" == await other_session.readexactly(3)
+
+
+async def test_an_instance_that_is_not_ready_keeps_what_it_has_behind_a_shipped_haproxy(
+    tmp_path: Path,
+) -> None:
+    """It drains, or its database is away; it gets nothing more until it is ready again."""
+    async with one_of_two_at_work(tmp_path) as (busy, _, clients, api, tls):
+        busy.is_unready = True
+        before = busy.checks
+        # More than would make it count as down.
+        await until(lambda: busy.checks > before + 2 * FAILED_CHECKS)
+        asked = busy.requests
+        for _ in range(TRIES):
+            assert b" 204 " in await answer_to(TAIL % b"groups", api.url, tls)
+        assert asked == busy.requests
+        busy.sessions[0].write(b":\n\n")
+        assert b":\n\n" == await clients[0].readexactly(3)
+        busy.held[0].write(ANSWER)
+        busy.held[0].close()
+        assert b" 204 " in await clients[2].read()
+        busy.is_unready = False
+
+        async def is_asked() -> bool:
+            await answer_to(TAIL % b"groups", api.url, tls)
+            return busy.requests > asked
+
+        await until(is_asked)
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_body_that_comes_behind_its_head_is_tried_at_the_other_instance_too(
+    proxy: str, tmp_path: Path
+) -> None:
+    """As browsers and most libraries send it, of which a proxy may read the head first."""
+    sick = Instance()
+    sick.is_sick = True
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        sick.running() as one,
+        Instance().running() as other,
+        behind(proxy, tmp_path, one, other) as (api, tls),
+    ):
+        await until(_answers(TAIL % b"ready", api.url, tls))
+        place = URL(api.url)
+        before = sick.requests
+        for _ in range(TRIES):
+            reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
+            writer.write(POST_HEAD)
+            # Time for the proxy to send the head on.
+            await answer_to(TAIL % b"groups", api.url, tls)
+            writer.write(b"{}")
+            assert b" 204 " in await reader.read()
+            writer.close()
+        assert sick.requests > before
 
 
 def _answers(request: bytes, url: str, tls: ssl.SSLContext) -> Callable[[], Awaitable[bool]]:

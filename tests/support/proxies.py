@@ -139,7 +139,7 @@ async def running_sample(
             "/etc/haproxy/stretto.pem": str(both),
             # A test has no six seconds for the checks that fail. One that succeeds may take its time: by
             # default it has as long as lies between two of them.
-            "default-server check inter 2s": "timeout check 10s\n    default-server check inter 100ms",
+            "default-server check inter 2s fastinter 500ms": "timeout check 10s\n    default-server check inter 100ms",
         }
         if clients is not None:
             places |= _asking_for_certificates(DEPLOY / "haproxy/haproxy.cfg", clients)
