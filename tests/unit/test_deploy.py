@@ -219,12 +219,26 @@ def test_there_is_time_for_the_drain_and_the_stop() -> None:
 
 
 def test_a_drain_is_noticed_before_it_is_over() -> None:
-    """By readiness probes and by haproxy's checks; nginx makes none."""
+    """By readiness probes and by haproxy's first check; nginx makes none."""
     probe = deployed()["containers"][0]["readinessProbe"]
-    (inter, fall), *more = re.findall(r"check inter (\d+)s fall (\d+)", HAPROXY)
-    assert not more
-    for seconds in (probe["periodSeconds"] * probe["failureThreshold"], int(inter) * int(fall)):
+    between, _, _ = checks()
+    for seconds in (probe["periodSeconds"] * probe["failureThreshold"], between):
         assert seconds < Settings().drain_seconds
+
+
+def test_a_hung_instance_is_noticed_when_the_readme_says() -> None:
+    """By haproxy: each check waits for as long as lies between two that succeed."""
+    between, behind_failed, failed_max = checks()
+    least = failed_max * between + (failed_max - 1) * behind_failed
+    said = f"counts as gone after {least:g} to {least + between:g} s"
+    assert said in (DEPLOY / "README.md").read_text()
+
+
+def checks() -> tuple[float, float, int]:
+    """Return haproxy's seconds between two checks, behind one that failed, and how many must fail."""
+    pattern = r"check inter (\d+)s fastinter (\d+)ms fall (\d+)"
+    ((between, behind_failed, failed_max),) = re.findall(pattern, HAPROXY)
+    return int(between), int(behind_failed) / 1000, int(failed_max)
 
 
 def test_probes_ask_what_the_service_answers() -> None:
