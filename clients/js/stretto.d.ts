@@ -29,7 +29,7 @@ export class StrettoError extends Error {
   );
   /**
    * The service's, such as `attempt_failed` or `unauthenticated`; `http_404` for an answer that is
-   * not the service's; of this client: `key_reused`, `other_owner`, `history_lost`.
+   * not the service's, which settles nothing; of this client: `key_reused`, `other_owner`, `history_lost`.
    */
   readonly code: string;
   readonly detail: string;
@@ -84,7 +84,7 @@ export interface Intention {
   send(): Promise<CreatedGroup>;
   /**
    * Forgets the intention once the page has used its outcome. Changes nothing and returns false
-   * while there is none, as after a network failure or a refused token.
+   * while there is none, as after a network failure, a proxy's page or a refused token.
    */
   done(): Promise<boolean>;
   /** Gives up, whatever has become of it: there may be a group all the same. */

@@ -1,5 +1,4 @@
-// Creates groups exactly once, and follows their events. README.md says how to use it, stretto.d.ts
-// what it does; here is why.
+// The browser's client: README.md says how to use it, stretto.d.ts what it does; here is why.
 
 const NAMESPACE_URL = "6ba7b811-9dad-11d1-80b4-00c04fd430c8"; // RFC 9562, 6.6
 const ADVICE = ["same-key", "new-key", "never"];
@@ -174,9 +173,10 @@ class Intention {
         skew = Date.parse(response.headers.get("Date")) - Date.now();
         if (Math.abs(skew) > SKEW_MS_MIN) continue;
       }
-      if (error.retry !== "same-key") {
+      if (isEnd(error)) {
         // Another token may be allowed it.
-        this.#isSettled = !isRefused && error.code !== "insufficient_scope";
+        const isOpen = isRefused || error.code === "insufficient_scope";
+        this.#isSettled = !isOpen && error.retry !== "same-key";
         throw error;
       }
       await pause(response, failures++);
@@ -226,7 +226,7 @@ class Events {
         // Not a page.
         if (!/event/.test(response.headers.get("Content-Type"))) {
           const error = errorOf(response, parsed(await response.text()));
-          if (response.ok || (error.retry !== "same-key" && (wasRefused || !isRefused))) throw error;
+          if (response.ok || (isEnd(error) && (wasRefused || !isRefused))) throw error;
         } else {
           for await (const { id, event, data, retry } of blocksOf(response.body, beat)) {
             if (signal?.aborted) break;
@@ -302,14 +302,17 @@ function parsed(text) {
   }
 }
 
-// A proxy's page is judged by its status.
 function errorOf(response, problem) {
   const status = response?.status ?? 0;
-  const isPassing = status < 400 || status >= 500 || PASSING.includes(status);
-  const retry = isPassing ? "same-key" : "never";
   const { code = `http_${status}`, detail = "no problem document" } = problem;
-  const advice = ADVICE.includes(problem.retry) ? problem.retry : retry;
-  return new StrettoError(code, detail, advice, status, problem);
+  const retry = ADVICE.includes(problem.retry) ? problem.retry : "same-key";
+  return new StrettoError(code, detail, retry, status, problem);
+}
+
+// A proxy's page settles nothing; its status says whether to go on.
+function isEnd({ retry, status, problem }) {
+  if (retry !== "same-key") return true;
+  return retry !== problem.retry && status >= 400 && status < 500 && !PASSING.includes(status);
 }
 
 // As the service asks, else until the network is back.

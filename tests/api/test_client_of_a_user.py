@@ -166,7 +166,7 @@ async def test_what_is_no_session_is_reported_at_once(kind: str | None, front: F
             ClientError, match="http_200: this is not an answer of a stretto"
         ) as end:
             await take(client.events(), [])
-    assert Retry.NEVER is end.value.retry
+    assert Retry.SAME_KEY is end.value.retry
 
 
 @pytest.mark.parametrize("data", [b"{", b"\xff", b'"' + b"x" * 2**20], ids=["cut", "bytes", "long"])

@@ -304,7 +304,6 @@ async def test_it_waits_as_long_as_the_service_asks(page: Page) -> None:
         (problem(410, "attempt_failed", "new-key"), "attempt_failed", "new-key"),
         (problem(400, "request_invalid", "never"), "request_invalid", "never"),
         (problem(403, "creation_refused", "never"), "creation_refused", "never"),
-        ((404, {}, "<html>Not found</html>"), "http_404", "never"),
     ],
 )
 async def test_a_refusal_is_final_and_the_page_learns_why(
@@ -315,6 +314,18 @@ async def test_a_refusal_is_final_and_the_page_learns_why(
     ended, is_done, left = await sent(page)
     assert {"name": "StrettoError", "code": code, "retry": retry} == ended
     assert (1, True, 0) == (len(script.requests), is_done, left)
+
+
+async def test_a_page_that_no_service_sends_ends_the_sending_and_settles_nothing(
+    page: Page,
+) -> None:
+    """As a firewall's, after an answer that was lost: there may be a group."""
+    script = await scripted(page, None, (403, {}, "<html>Forbidden</html>"), CREATED)
+    ended, is_done, left = await sent(page)
+    assert {"name": "StrettoError", "code": "http_403", "retry": "same-key"} == ended
+    assert (2, False, 1) == (len(script.requests), is_done, left)
+    ended = await page.evaluate("outcome(intention.send())")
+    assert ("g", True) == (ended["groupId"], await page.evaluate("intention.done()"))
 
 
 async def test_a_refused_token_is_asked_for_again_once(page: Page) -> None:
@@ -661,6 +672,7 @@ async def test_a_session_whose_history_is_lost_says_so(page: Page) -> None:
         ([problem(400, "request_invalid", "never")], "request_invalid"),
         ([problem(401, "unauthenticated", "never")] * 2, "unauthenticated"),
         ([problem(403, "insufficient_scope", "never")], "insufficient_scope"),
+        ([(403, {"Content-Type": "text/html"}, "<html>")], "http_403"),
         # A page that answers everything below it, as single-page applications have one.
         ([(200, {"Content-Type": "text/html"}, "<html>")], "http_200"),
     ],

@@ -1,6 +1,7 @@
 """What a reply means: a result, a refusal, or that nothing is certain yet.
 
-A reply that is not a problem document, such as a proxy's error page, is judged by its status.
+A reply that is not a problem document, such as a proxy's error page, is judged by its status: whether to
+try again, or to report it. It settles nothing.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class ClientAnswer:
 class ClientError(Picklable, Exception):
     """The service has refused the request: `code` says why, `retry` what to do.
 
+    `code` is `http_403` or another number where no service has answered, but a proxy, a firewall or a
+    wrong address. What an earlier try has done is not known then, and `retry` is `same-key`: a program
+    keeps its intention.
+
     `failure` says why an attempt failed for good (`attempt_failed`), such as a host's own
     rejection.
     """
@@ -92,7 +97,7 @@ def read_answer(reply: Reply) -> ClientAnswer:
 
 def foreign(status: int) -> ClientError:
     """Return the error of an answer that no stretto service gives, such as a page of a proxy's."""
-    return ClientError(f"http_{status}", _FOREIGN, Retry.NEVER)
+    return ClientError(f"http_{status}", _FOREIGN, Retry.SAME_KEY)
 
 
 def read_document(reply: Reply) -> dict[str, Any]:
@@ -112,10 +117,12 @@ def refuse(reply: Reply) -> NoReturn:
     retry = _ADVICE.get(str(document.get("retry")))
     if retry is None:
         is_passing = reply.status in _PASSING or reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        retry = Retry.SAME_KEY if is_passing else Retry.NEVER
+        if not is_passing:
+            raise foreign(reply.status)
+        retry = Retry.SAME_KEY
     if retry is Retry.SAME_KEY:
         raise TryAgainError(code, _retry_after_seconds(reply.headers.get("Retry-After", "")))
-    detail = str(document.get("detail", _FOREIGN))
+    detail = str(document.get("detail"))
     failure = document.get("failure")
     if isinstance(failure, dict):
         reason = Failure(str(failure.get("code")), str(failure.get("detail")))
