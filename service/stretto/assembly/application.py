@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Pool
     from stretto.postgres.hook import OnCreate
     from stretto.targets.bus import EventBus
+    from stretto.targets.lag import Lag
     from stretto.telemetry.metrics import Reading
 
 
@@ -198,17 +199,22 @@ def _require_options(options: AppOptions) -> None:
     require_tracer_provider(options.get("tracer_provider"))
 
 
+def _ages(lag: Lag) -> Reading:
+    return {} if lag.seconds is None else {(): round(lag.seconds)}
+
+
 def _gauges(component: Component) -> dict[str, Callable[[], Reading]]:
     """Return what reads the gauges of the table of telemetry."""
     creator, mailbox = component.creator, component.mailbox
     relay, webhook = component.relay, component.webhook
     build = version("stretto"), python_version()
-    # Without a bus there is no lag: 0 would hide that of the instances that have one. So with a webhook.
+    # Without a bus there is no lag: 0 would hide that of the instances that have one. So with a webhook,
+    # and while an instance cannot ask its database.
     lags: dict[str, Callable[[], Reading]] = {}
     if relay:
-        lags["stretto_relay_lag_seconds"] = lambda: round(relay.lag.seconds)
+        lags["stretto_relay_lag_seconds"] = lambda: _ages(relay.lag)
     if webhook:
-        lags["stretto_webhook_lag_seconds"] = lambda: round(webhook.lag.seconds)
+        lags["stretto_webhook_lag_seconds"] = lambda: _ages(webhook.lag)
     return {
         "stretto_build_info": lambda: {build: 1},
         "stretto_actor_up": lambda: component.runner.up,

@@ -1,13 +1,16 @@
 """Lag: for how long the oldest event has waited to be handed over, by the relay or the webhook.
 
 The store is asked at most once a second. In between, and while it cannot be asked, the age of the
-oldest event goes on growing: an actor that is stuck does not look idle.
+oldest event goes on growing: an actor that is stuck does not look idle. If none waited when it was last
+asked, nothing is known then: a 0 would hide what other instances see.
 """
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Final
+
+from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,12 +30,15 @@ class Lag:
         self._oldest_seconds = oldest_seconds
         self._clock_seconds = clock_seconds
         self._waiting_since: float | None = None
+        self._is_known = False
         self._due_at = clock_seconds()
 
     @property
-    def seconds(self) -> float:
-        """The age of the oldest waiting event; 0 if there is none."""
-        return 0.0 if self._waiting_since is None else self._clock_seconds() - self._waiting_since
+    def seconds(self) -> float | None:
+        """The age of the oldest waiting event; 0 if there is none, None if that is not known."""
+        if self._waiting_since is not None:
+            return self._clock_seconds() - self._waiting_since
+        return 0.0 if self._is_known else None
 
     async def look(self) -> bool:
         """Ask the store, if `LOOK_SECONDS` have passed; return whether it said that an event waits.
@@ -41,7 +47,12 @@ class Lag:
         """
         if self._clock_seconds() < self._due_at:
             return False
-        age = await self._oldest_seconds()
+        try:
+            age = await self._oldest_seconds()
+        except StoreError:
+            self._is_known = False
+            raise
+        self._is_known = True
         now = self._clock_seconds()
         self._due_at = now + LOOK_SECONDS
         self._waiting_since = None if age is None else now - age

@@ -28,7 +28,6 @@ class World:
 async def test_it_is_as_old_as_the_oldest_and_ages_until_nothing_is_owed() -> None:
     """Also while the actor is stuck, and asks nothing."""
     world = World()
-    assert 0.0 == world.lag.seconds
     world.age = 60.0
     await world.lag.look()
     assert 60.0 == world.lag.seconds
@@ -67,3 +66,19 @@ async def test_a_store_that_cannot_be_asked_changes_nothing() -> None:
             await world.lag.look()
     assert 7.0 + LOOK_SECONDS == world.lag.seconds
     assert 3 == world.asked
+
+
+async def test_nothing_is_known_while_the_store_cannot_be_asked() -> None:
+    """If nothing was owed when it was: a 0 would hide what other instances see. So before the first look."""
+    world = World()
+    assert world.lag.seconds is None
+    await world.lag.look()
+    assert 0.0 == world.lag.seconds
+    world.now += LOOK_SECONDS
+    world.error = Unreachable()
+    with pytest.raises(Unreachable):
+        await world.lag.look()
+    assert world.lag.seconds is None
+    world.error = None
+    await world.lag.look()
+    assert 0.0 == world.lag.seconds
