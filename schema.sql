@@ -526,6 +526,7 @@ DECLARE
     path text := current_setting('search_path');
     acting text := current_setting('role');
     durability text := current_setting('synchronous_commit');
+    messages text := current_setting('client_min_messages');
 BEGIN
     -- Assigned, which runs no query: PERFORM would.
     patience := set_config('lock_timeout', patience, true);
@@ -541,14 +542,18 @@ BEGIN
         RETURNING claim_token
     )
     SELECT array_agg(claim_token) INTO won FROM claimed;
+    -- What triggers have deferred to the commit runs now, or its settings would hold at the commit.
+    SET CONSTRAINTS ALL IMMEDIATE;
     -- A SET in a trigger of the operator's would stay in the session, lead what comes next to other tables,
-    -- and loosen its commit.
+    -- loosen its commit, and hide that the standby lacks it.
     IF current_setting('search_path') <> path OR current_setting('role') <> acting
-       OR current_setting('synchronous_commit') <> 'off' THEN
+       OR current_setting('synchronous_commit') <> 'off'
+       OR current_setting('client_min_messages') <> messages THEN
         path := set_config('search_path', path, false);
         acting := set_config('role', acting, false);
         durability := set_config('synchronous_commit', durability, false);
         durability := set_config('synchronous_commit', 'off', true);
+        messages := set_config('client_min_messages', messages, false);
     END IF;
     RETURN won;
 END
@@ -673,6 +678,41 @@ BEGIN
 END
 $$;
 
+-- lead_groups_at_once: lead_groups as a transaction of its own, in which no hook runs: what triggers have
+-- deferred to its end is a part of it.
+CREATE FUNCTION lead_groups_at_once_1(
+    group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
+    descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],
+    kinds text[], metadata_of text[], admin_counts integer[], patience text
+) RETURNS uuid[]
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    led uuid[];
+    path text := current_setting('search_path');
+    acting text := current_setting('role');
+    usual text := current_setting('synchronous_commit');
+    durability text := coalesce(nullif(usual, 'off'), 'on');
+    messages text := current_setting('client_min_messages');
+BEGIN
+    led := lead_groups_4(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                         recipients_of, event_ids, trace_contexts, kinds, metadata_of,
+                         admin_counts, patience);
+    -- As in claim_attempts.
+    SET CONSTRAINTS ALL IMMEDIATE;
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting
+       OR current_setting('synchronous_commit') <> durability
+       OR current_setting('client_min_messages') <> messages THEN
+        path := set_config('search_path', path, false);
+        acting := set_config('role', acting, false);
+        usual := set_config('synchronous_commit', usual, false);
+        durability := set_config('synchronous_commit', durability, true);
+        messages := set_config('client_min_messages', messages, false);
+    END IF;
+    RETURN led;
+END
+$$;
+
 -- claim_and_lead: claim a batch, commit, then lead what was won: pending is visible in between, and
 -- the two commits are those of two statements. The lead needs nothing that the claim returns: its
 -- fence leaves out what was not won. An error of the lead leaves the claims committed. It must be
@@ -689,9 +729,9 @@ AS $$
 BEGIN
     led := claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
     COMMIT;
-    led := lead_groups_4(group_ids, claim_tokens, conversation_ids, names, descriptions,
-                         recipients_of, event_ids, trace_contexts, kinds, metadata_of,
-                         admin_counts, lead_patience);
+    led := lead_groups_at_once_1(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                                 recipients_of, event_ids, trace_contexts, kinds, metadata_of,
+                                 admin_counts, lead_patience);
 END
 $$;
 
@@ -881,6 +921,38 @@ BEGIN
     END IF;
     -- Readers of the log take the commit of a visible event for one that a crash does not undo.
     durability := set_config('synchronous_commit', coalesce(nullif(durability, 'off'), 'on'), true);
+    RETURN true;
+END
+$$;
+
+-- delete_group_at_once: delete_group as a transaction of its own, as lead_groups_at_once is.
+CREATE FUNCTION delete_group_at_once_1(id uuid, owner text, new_event_id uuid, trace text)
+    RETURNS boolean
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    is_deleted boolean;
+    path text := current_setting('search_path');
+    acting text := current_setting('role');
+    usual text := current_setting('synchronous_commit');
+    durability text := coalesce(nullif(usual, 'off'), 'on');
+    messages text := current_setting('client_min_messages');
+BEGIN
+    is_deleted := delete_group_1(id, owner, new_event_id, trace);
+    IF is_deleted IS NOT TRUE THEN
+        RETURN is_deleted;
+    END IF;
+    -- As in claim_attempts.
+    SET CONSTRAINTS ALL IMMEDIATE;
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting
+       OR current_setting('synchronous_commit') <> durability
+       OR current_setting('client_min_messages') <> messages THEN
+        path := set_config('search_path', path, false);
+        acting := set_config('role', acting, false);
+        usual := set_config('synchronous_commit', usual, false);
+        durability := set_config('synchronous_commit', durability, true);
+        messages := set_config('client_min_messages', messages, false);
+    END IF;
     RETURN true;
 END
 $$;

@@ -471,7 +471,7 @@ async def test_a_hasty_deletion_ends_soon(
         assert await delete(wanted, is_hasty=False)
 
 
-async def test_both_statements_of_a_deletion_end_in_its_time(
+async def test_a_deletion_ends_in_its_time_with_what_is_deferred(
     component: Component,
     connection: Connection,
     database: Database,

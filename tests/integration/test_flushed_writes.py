@@ -10,9 +10,15 @@ import pytest_asyncio
 from chaos.server import own_server
 from stretto.errors import Failure
 from stretto.postgres.connections import Database
-from stretto.postgres.hook import HookedLead, _Led
+from stretto.postgres.hook_transaction import HookTransaction
 from stretto.postgres.writes import PostgresWriteStore
 from support.both_stores import write
+from support.commit_settings import (
+    have_set,
+    messages_at_commits,
+    see_commits,
+    seen_at_commits,
+)
 from support.hooked_stores import led_by, open_stores, running
 from support.waiting import until
 
@@ -23,24 +29,11 @@ if TYPE_CHECKING:
     from stretto.postgres.sessions import SessionState
     from support.database import Connection
 
-# A deferred trigger sees what holds as the commit begins.
-SEE = """
-    CREATE TABLE public.seen (step text, durability text);
-    CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
-        INSERT INTO public.seen
-        VALUES (coalesce(to_jsonb(NEW)->>'status', 'led'), current_setting('synchronous_commit'));
-        RETURN NULL;
-    END$$;
-    CREATE CONSTRAINT TRIGGER see AFTER INSERT ON chat_group DEFERRABLE INITIALLY DEFERRED
-        FOR EACH ROW EXECUTE FUNCTION public.see();
-    CREATE CONSTRAINT TRIGGER see AFTER INSERT OR UPDATE ON attempt DEFERRABLE INITIALLY DEFERRED
-        FOR EACH ROW EXECUTE FUNCTION public.see()"""
 
-
-async def seen(connection: Connection, step: str) -> set[str]:
-    """Return how durable the commits of a step were."""
-    rows = await connection.fetch("SELECT durability FROM public.seen WHERE step = $1", step)
-    return {row["durability"] for row in rows}
+async def see_all(connection: Connection) -> None:
+    """Have commits of leads, and of attempts of each status, seen."""
+    await see_commits(connection, "chat_group")
+    await see_commits(connection, "attempt", "INSERT OR UPDATE")
 
 
 async def is_off(connection: Connection | InnerConnection) -> bool:
@@ -65,7 +58,7 @@ async def test_what_is_acknowledged_is_flushed_whatever_a_living_session_has(
     setting: str, expected: str, store: PostgresWriteStore, connection: Connection
 ) -> None:
     """As a reload leaves it; claims are not flushed, and what is waited for stays the operator's."""
-    await connection.execute(SEE)
+    await see_all(connection)
     assert store._connection is not None
     await store._connection.execute(f"SET synchronous_commit = {setting}")
     assert 1 == len(await store.claim_and_lead([write("both")]))
@@ -77,36 +70,54 @@ async def test_what_is_acknowledged_is_flushed_whatever_a_living_session_has(
     ours = write("failed")
     await store.claim([ours])
     assert await store.fail(ours, Failure("full", "No more groups."))
-    for step in ("led", "succeeded", "failed"):
-        assert {expected} == await seen(connection, step), step
-    assert {"off"} == await seen(connection, "pending")
+    for step in ("chat_group", "succeeded", "failed"):
+        assert {expected} == {*await seen_at_commits(connection, step)}, step
+    assert {"off"} == {*await seen_at_commits(connection, "pending")}
+
+
+@pytest.mark.parametrize(
+    "statement", ["SET LOCAL synchronous_commit = off", "SET client_min_messages = error"]
+)
+async def test_a_failure_is_flushed_whatever_a_deferred_trigger_sets(
+    statement: str, store: PostgresWriteStore, connection: Connection
+) -> None:
+    """A crash after 410 would have the key create a group. So with the warning of an unsure commit."""
+    await see_all(connection)
+    deferred = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+    await have_set(connection, f"AFTER UPDATE ON attempt {deferred}", statement)
+    for key in ("a", "b"):
+        ours = write(key)
+        await store.claim([ours])
+        assert await store.fail(ours, Failure("full", "No more groups."))
+    assert ["on"] * 2 == await seen_at_commits(connection, "failed")
+    assert {"notice"} == await messages_at_commits(connection)
 
 
 async def test_a_reload_between_a_lead_and_its_commit_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also behind the last look at the session; another setting shows that it was reloaded."""
-    commit = HookedLead._commit
+    commit = HookTransaction.commit
 
-    async def reload_and_commit(self: HookedLead, led: _Led, after: SessionState) -> None:
+    async def reload_and_commit(self: HookTransaction, after: SessionState) -> None:
         admin = await server.connect()
         for setting in ("synchronous_commit = off", "deadlock_timeout = '1234ms'"):
             await admin.execute(f"ALTER SYSTEM SET {setting}")
         await admin.execute("SELECT pg_reload_conf()")
         await admin.close()
-        await until(lambda: is_reloaded(led.connection))
-        await commit(self, led, after)
+        await until(lambda: is_reloaded(self.connection))
+        await commit(self, after)
 
     async def is_reloaded(connection: InnerConnection) -> bool:
         return bool(await connection.fetchval("SHOW deadlock_timeout") == "1234ms")
 
-    monkeypatch.setattr(HookedLead, "_commit", reload_and_commit)
+    monkeypatch.setattr(HookTransaction, "commit", reload_and_commit)
     async with own_server() as server:
         connection = await server.connect()
-        await connection.execute(SEE)
+        await see_all(connection)
         async with open_stores(server.dsn, is_hosts_pool=False) as stores:
             assert 1 == len(await led_by(stores(running("SELECT 1"))))
-        assert {"on"} == await seen(connection, "led")
+        assert ["on"] == await seen_at_commits(connection)
         # The premise: a session that nothing protects commits without a flush now.
         await until(lambda: is_off(connection))
         await connection.close()
@@ -116,7 +127,7 @@ async def test_a_writer_goes_on_durably_after_a_reload_that_switches_the_flush_o
     """On its living connection; `/readyz` says the rest."""
     async with own_server() as server, Database(server.dsn) as database:
         connection = await server.connect()
-        await connection.execute(SEE)
+        await see_all(connection)
         store = PostgresWriteStore(database, on_lost=lambda: None)
         await store.open()
         await connection.execute("ALTER SYSTEM SET synchronous_commit = off")
@@ -126,6 +137,6 @@ async def test_a_writer_goes_on_durably_after_a_reload_that_switches_the_flush_o
         await until(lambda: is_off(inner))
         assert 1 == len(await store.claim_and_lead([write("k")]))
         assert inner is store._connection
-        assert {"on"} == await seen(connection, "led")
+        assert ["on"] == await seen_at_commits(connection)
         await store.close()
         await connection.close()

@@ -12,6 +12,12 @@ from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from stretto.store_errors import HookError, Refused, Transient, Unreachable
 from support.both_stores import write
+from support.commit_settings import (
+    have_set,
+    messages_at_commits,
+    see_commits,
+    seen_at_commits,
+)
 from support.database import END_OURS, groups
 from support.hooked_stores import Stores, led_by, running
 from support.waiting import until
@@ -22,7 +28,8 @@ if TYPE_CHECKING:
     from support.database import Connection
     from support.hooked_stores import Created
 
-
+# Of groups, at the end of their transaction.
+DEFERRED: Final = "AFTER INSERT ON chat_group DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
 SESSION: Final = """
     SELECT name, setting FROM pg_settings
     UNION ALL VALUES ('user', current_user::text), ('session user', session_user::text)
@@ -147,18 +154,37 @@ async def test_a_hosts_pool_keeps_its_own_settings(database_url: str) -> None:
 async def test_a_hook_does_not_decide_whether_a_commit_waits_for_the_disk(
     scope: str, stores: Stores, connection: Connection
 ) -> None:
-    """A deferred trigger sees what holds as the commit begins: a crash after 201 loses no group."""
-    await connection.execute(
-        "CREATE TABLE public.seen (durability text);"
-        "CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN INSERT INTO"
-        " public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;"
-        "CREATE CONSTRAINT TRIGGER see AFTER INSERT ON chat_group DEFERRABLE INITIALLY DEFERRED"
-        " FOR EACH ROW EXECUTE FUNCTION public.see()"
-    )
+    """A crash after 201 loses no group."""
+    await see_commits(connection, "chat_group")
     usual = await connection.fetchval("SHOW synchronous_commit")
     other = "local" if usual == "off" else "off"
     assert len(await led_by(stores(running(f"SET {scope} synchronous_commit = {other}")))) == 1
-    assert usual == await connection.fetchval("SELECT durability FROM public.seen")
+    assert [usual] == await seen_at_commits(connection)
+
+
+@pytest.mark.parametrize("is_deferred", [False, True])
+async def test_the_server_warns_of_an_unsure_commit_whatever_is_set(
+    is_deferred: bool, stores: Stores, connection: Connection
+) -> None:
+    """By the hook, or by what is deferred: without the warning, 201 would be told of what a standby lacks."""
+    await see_commits(connection, "chat_group")
+    quiet = "SET LOCAL client_min_messages = error"
+    usual = await connection.fetchval("SHOW client_min_messages")
+    if is_deferred:
+        await have_set(connection, DEFERRED, quiet)
+    assert len(await led_by(stores(running("SELECT 1" if is_deferred else quiet)))) == 1
+    assert {usual} == await messages_at_commits(connection)
+
+
+async def test_a_deferred_trigger_does_not_decide_what_a_commit_behind_a_hook_waits_for(
+    stores: Stores, connection: Connection
+) -> None:
+    """A crash after 201 would lose the group."""
+    await see_commits(connection, "chat_group")
+    await have_set(connection, DEFERRED, "SET LOCAL synchronous_commit = off")
+    usual = await connection.fetchval("SHOW synchronous_commit")
+    assert len(await led_by(stores(running("SELECT 1")))) == 1
+    assert [usual] == await seen_at_commits(connection)
 
 
 @pytest.mark.parametrize("state", ["23514", "55000", "P0001"])

@@ -145,7 +145,7 @@ class Database:
         try:
             async with self._acquired(lane) as connection:
                 try:
-                    with guarded(connection, self._cut_seconds):
+                    with guarded(connection, self._cut_seconds, is_reading=lane.is_reading):
                         yield connection
                 except asyncio.CancelledError:
                     # The pool would wait until the server has cancelled it: for ever, if frozen.
@@ -162,7 +162,8 @@ class Database:
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.PostgresError) and is_misfit(error):
                 self._misfit[lane] += 1
-            raise await self.standby.explained(Unreachable(in_words(error)), began) from error
+            unreachable = Unreachable(in_words(error))
+            raise await self.standby.explained(unreachable, began, error) from error
         else:
             del self._misfit[lane]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -35,8 +34,6 @@ DELETED: Final = "group.deleted"
 HASTY_LOCK_SECONDS: Final = SLOW_SECONDS
 # For all of it. What takes longer is tried again with all of the time (`creation/deletion.py`).
 HASTY_SECONDS: Final = 0.2
-# For the second statement of a deletion at least. 0 would mean without a bound.
-LEAST_SECONDS: Final = 0.01
 
 
 class PostgresDeletionStore:
@@ -48,6 +45,7 @@ class PostgresDeletionStore:
     @asynccontextmanager
     async def deleting(self) -> AsyncIterator[Delete]:
         """Yield what deletes, on one connection."""
+        await self._database.standby.require_reached()
         async with self._database.connection(Lane.DELETIONS) as connection:
             session = _Session(connection)
             try:
@@ -70,28 +68,20 @@ class _Session:
         """Delete a group in a commit of its own; return what the statement does.
 
         Raises `ReadCancelled` where the server refuses this deletion, and goes on: for a lock, a rule,
-        its time, or whatever an owner's trigger raises. Both statements together end before the
-        connection would be cut.
+        its time, or whatever an owner's trigger raises.
         """
-        clock_seconds = asyncio.get_running_loop().time
-        ends = clock_seconds() + (HASTY_SECONDS if is_hasty else READ_SECONDS)
-
-        async def bound() -> None:
-            seconds = max(ends - clock_seconds(), LEAST_SECONDS)
-            await self.connection.execute(QUERIES["bound_statements"], milliseconds(seconds))
-
+        seconds = HASTY_SECONDS if is_hasty else READ_SECONDS
         try:
             with sure_commits(self.connection):
                 async with self.connection.transaction():
-                    await bound()
+                    await self.connection.execute(
+                        QUERIES["bound_statements"], milliseconds(seconds)
+                    )
                     is_deleted: bool | None = await self.connection.fetchval(
                         QUERIES["delete_group_of_owner"],
                         *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
                         milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
                     )
-                    # No time-out of the server's bounds what is deferred to the commit.
-                    await bound()
-                    await self.connection.execute(QUERIES["run_deferred"])
         except asyncpg.PostgresError as error:
             if is_misfit(error) and not self.is_suspect:
                 self.is_suspect = await is_changed(self.connection, error)

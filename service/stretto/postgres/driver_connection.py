@@ -33,6 +33,8 @@ OUR_TYPES: Final = (16, 17, 19, 20, 23, 25, 27, 114, 701, 1184, 2950, 3220, 5069
 UNSURE_COMMIT: Final = "SyncRepWaitForLSN"
 # Several times what a request takes; each is a connection.
 CANCEL_AGAIN_SECONDS: Final = 0.1
+# Before a connection is cut: for the request, and for the server's answer.
+CANCEL_SECONDS: Final = 0.5
 
 
 class DriverConnection(_Connection):
@@ -112,9 +114,7 @@ def _cancelling(connection: Connection) -> Iterator[None]:
 
     def cancel() -> None:
         nonlocal timer
-        driver: Any = getattr(connection, "_con", connection)
-        if driver is not None:
-            driver._cancel_current_command(loop.create_future())  # noqa: SLF001 no other way
+        _cancel(connection)
         timer = loop.call_later(CANCEL_AGAIN_SECONDS, cancel)
 
     timer = loop.call_later(CANCEL_AGAIN_SECONDS, cancel)
@@ -144,10 +144,28 @@ def watchdog(connection: Connection, seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def guarded(connection: Connection, seconds: float) -> Iterator[None]:
-    """Bound the time of statements, and take a commit for one only where it is sure."""
-    with watchdog(connection, seconds), sure_commits(connection):
-        yield
+def guarded(connection: Connection, seconds: float, *, is_reading: bool = False) -> Iterator[None]:
+    """Bound the time of statements, and take a commit for one only where it is sure.
+
+    A statement that only reads, and waits for a synchronous standby, is cancelled before the connection
+    is cut: the server's process would wait on, and each further one keep another.
+    """
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(seconds - CANCEL_SECONDS, _cancel, connection) if is_reading else None
+    try:
+        with watchdog(connection, seconds), sure_commits(connection):
+            yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _cancel(connection: Connection) -> None:
+    """Ask the server to cancel what runs; it ignores that where nothing does."""
+    driver: Any = getattr(connection, "_con", connection)
+    if driver is not None and not is_lost(connection):
+        waiter = asyncio.get_running_loop().create_future()
+        driver._cancel_current_command(waiter)  # noqa: SLF001 no other way
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import asyncpg
@@ -22,19 +21,17 @@ from stretto.kinds import is_a
 from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS
 from stretto.postgres.driver_connection import end_resources, end_session, is_lost
-from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
+from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.hook_errors import cause_of, too_late, verdict_of, without_row_data
 from stretto.postgres.hook_handle import HookHandle
-from stretto.postgres.pooler import RESET_SESSION, ROLL_BACK_SESSION
+from stretto.postgres.hook_transaction import HookTransaction
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server
 from stretto.postgres.sessions import SessionState, session_state
-from stretto.store_errors import HookEnded, HookError, Misconfigured, Refused, Transient
+from stretto.store_errors import HookEnded, HookError, Transient
 
 if TYPE_CHECKING:
     from uuid import UUID
-
-    from asyncpg.transaction import Transaction
 
     from stretto.creation.hook_calls import HookCalls
     from stretto.creation.ports import Write
@@ -53,19 +50,6 @@ OnCreate: TypeAlias = Callable[
     ["Connection", Sequence[tuple[CreatedGroup, NewGroup]]], Awaitable[None]
 ]
 """A host's hook: runs inside the leader's transaction, for the groups that it creates together."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Led:
-    """A lead whose transaction is open, and its session before the hook."""
-
-    connection: Connection
-    transaction: Transaction
-    before: SessionState
-    writes: Sequence[Write]
-    is_hasty: bool
-    began: float
-    """On the loop's clock."""
 
 
 class HookedLead:
@@ -117,10 +101,13 @@ class HookedLead:
             if isinstance(error, asyncpg.SerializationError):
                 await enter_server(connection)
             raise
-        led = _Led(connection, transaction, before, writes, lock_seconds < LOCK_SECONDS, began)
+        is_hasty = lock_seconds < LOCK_SECONDS
+        led = HookTransaction(
+            *(connection, transaction, before, writes, is_hasty, began, self._stalls, self._discard)
+        )
         if self._was_changed(led):
             # Something that an earlier hook left behind has used it: what this lead ran in is unknown.
-            await self._roll_back(led)
+            await led.roll_back()
             await self._discard()
             message = "an earlier on_create left something running, which has changed the session"
             raise Transient(message)
@@ -133,29 +120,30 @@ class HookedLead:
             if write.claim_token in tokens
         ]
         try:
-            after = await self._run(led, created)
+            await self._run(led, created)
         except Exception as error:
-            is_gone = await self._roll_back(led)
+            is_gone = await led.roll_back()
             if is_a(error, HookError):
                 raise
             # Not assigned to a name: it would refer to itself, by its traceback and this frame.
             raise verdict_of(error, is_gone=is_gone) from without_row_data(self._last_raised(error))
+        after = await led.run_deferred()
         if after.transaction_id != before.transaction_id:
-            await self._require_committed(led)
+            await led.require_committed()
         else:
-            await self._commit(led, after)
+            await led.commit(after)
         return tokens
 
-    def _was_changed(self, led: _Led) -> bool:
+    def _was_changed(self, led: HookTransaction) -> bool:
         """Whether the session has changed since its first lead; behind a pooler each may differ."""
         if self._first is None or self._first[0] is not led.connection:
             self._first = led.connection, led.before
         return not self._stalls.is_shared and self._first[1].state != led.before.state
 
     async def _run(
-        self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]]
-    ) -> SessionState:
-        """Run the hook, for a bounded time; return the session as the hook has left it."""
+        self, led: HookTransaction, created: Sequence[tuple[CreatedGroup, NewGroup]]
+    ) -> None:
+        """Run the hook, for a bounded time."""
         handle = HookHandle(led.connection)
         clock_seconds = asyncio.get_running_loop().time
         started = clock_seconds()
@@ -200,16 +188,6 @@ class HookedLead:
         if error is not None:
             message = cause_of(error)
             raise HookError(message) from without_row_data(self._last_raised(error))
-        try:
-            return await session_state(led.connection)
-        except asyncpg.InFailedSQLTransactionError as error:
-            # The driver would not report it: it takes the ROLLBACK that answers COMMIT for a
-            # commit.
-            message = (
-                "on_create swallowed a database error, which has aborted the transaction;"
-                " catch it outside of `async with connection.transaction()`"
-            )
-            raise HookError(message) from error
 
     async def _call(
         self, handle: HookHandle, created: Sequence[tuple[CreatedGroup, NewGroup]]
@@ -225,69 +203,3 @@ class HookedLead:
 
     def _last_raised(self, error: BaseException) -> BaseException:
         return last_raised(error, HookedLead._call.__code__)
-
-    async def _commit(self, led: _Led, after: SessionState) -> None:
-        """Commit; the session is then as it was, or not used again."""
-        before = led.before
-        if self._stalls.is_shared and after.state != before.state:
-            await led.connection.execute(RESET_SESSION)
-            await led.connection.fetch(QUERIES["unlock_session"])
-        if after.durability != before.durability:
-            await led.connection.fetch(QUERIES["commit_durably"], before.durability)
-        try:
-            # The transaction is not aborted: the server has just answered a statement in it. What is
-            # deferred to the commit may hang for one owner, as a trigger of the lead may.
-            stalls = self._stalls.ended("commit", led.connection, led.writes, is_hasty=led.is_hasty)
-            async with stalls:
-                await led.transaction.commit()
-        except asyncpg.PostgresError as error:
-            # Only deferred checks fail here. We have none: it is one of the host's.
-            meaning = store_error(error, connection_lives=not is_lost(led.connection))
-            if isinstance(meaning, (Refused, Misconfigured)):
-                await self._keep_if_unchanged(led)
-                raise HookError(cause_of(error)) from without_row_data(error)
-            raise
-        if after.state != before.state:
-            # What was set for the transaction alone has gone with it.
-            await self._keep_if_unchanged(led)
-
-    async def _roll_back(self, led: _Led) -> bool:
-        """End the transaction of a hook that has failed; return whether the connection was lost."""
-        try:
-            if self._stalls.is_shared:
-                await led.connection.execute(ROLL_BACK_SESSION)
-            await led.transaction.rollback()
-        except DRIVER_ERRORS:
-            is_gone = is_lost(led.connection)
-            await self._discard()
-            return is_gone
-        await self._keep_if_unchanged(led)
-        return False
-
-    async def _require_committed(self, led: _Led) -> None:
-        """Raise `HookError` unless the hook, which has ended the transaction, has committed it.
-
-        What the hook has begun since is rolled back. Only the server knows how the first one ended.
-        """
-        await led.transaction.rollback()
-        status = await led.connection.fetchval(
-            QUERIES["transaction_status"], led.before.transaction_id
-        )
-        await self._discard()
-        if status != "committed":
-            message = (
-                "on_create ended the transaction: it must send neither COMMIT nor ROLLBACK;"
-                " `async with connection.transaction()` is a savepoint"
-            )
-            raise HookError(message)
-
-    async def _keep_if_unchanged(self, led: _Led) -> None:
-        """Drop the connection if something was left in its session; the outcome is known by now."""
-        if self._stalls.is_shared:
-            return
-        try:
-            is_unchanged = (await session_state(led.connection)).state == led.before.state
-        except DRIVER_ERRORS:
-            is_unchanged = False
-        if not is_unchanged:
-            await self._discard()

@@ -6,9 +6,9 @@
 SELECT present_history_1();
 
 -- name: commit_durably
--- Have this transaction's commit wait for the disk as $1 says, whatever a host's hook has set: an
--- outcome is reported only when it is durable.
-SELECT set_config('synchronous_commit', $1, true);
+-- Have this transaction's commit wait for the disk as $1 says, and the server send its messages from $2 on,
+-- whatever a host's hook has set: an outcome is reported only when it is durable.
+SELECT set_config('synchronous_commit', $1, true), set_config('client_min_messages', $2, true);
 
 -- name: transaction_status
 -- Read how the transaction $1 has ended.

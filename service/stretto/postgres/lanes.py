@@ -30,6 +30,11 @@ class Lane(StrEnum):
     """Relay, sweeper, webhook, announcer, deletion watch, the writer of trails, and a host's subscribers:
     each does one thing at a time."""
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether no commit waits for a standby but a read's own. What UPKEEP writes waits for none."""
+        return self not in (Lane.FOLLOWERS, Lane.DELETIONS)
+
 
 # One for each actor; the users of UPKEEP can wait for each other. Two of GROUPS, so that a large page
 # does not delay single groups; two of FOLLOWERS, so that a row lock does not delay every other key.

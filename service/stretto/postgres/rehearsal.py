@@ -49,8 +49,6 @@ async def rehearse(database: Database, owner: UserId | None) -> None:
                     *group_columns([write]),
                     patience,
                 )
-                # Deferred triggers would only fire at the commit.
-                await connection.execute(QUERIES["check_deferred"])
             finally:
                 await transaction.rollback()
     except DRIVER_ERRORS as error:

@@ -25,7 +25,8 @@ class SessionState:
     """The transaction that a session is in, and what can be left behind in it."""
 
     transaction_id: str | None
-    durability: str
+    at_commit: tuple[str, str]
+    """What a commit waits for, and which messages the server sends: a warning says that it is unsure."""
     state: tuple[object, ...]
 
 
@@ -33,21 +34,22 @@ async def session_state(connection: Connection) -> SessionState:
     """Read the state of a session that a hook runs in."""
     row = await connection.fetchrow(QUERIES["session_state"])
     assert row is not None
-    transaction_id, durability, *state = row
-    return SessionState(transaction_id, durability, tuple(state))
+    transaction_id, durability, messages, *state = row
+    return SessionState(transaction_id, (durability, messages), tuple(state))
 
 
 @asynccontextmanager
 async def unchanged(connection: Connection, *, is_flushed: bool) -> AsyncIterator[None]:
     """Run statements in a transaction, and set back what their triggers set for the session.
 
-    A writer keeps its session, and a pooler gives one to all. The commit is flushed, or waits for
-    nothing.
+    What these have deferred to the commit runs before. A writer keeps its session, and a pooler gives one
+    to all. The commit is flushed, or waits for nothing.
     """
     async with connection.transaction():
         session = await connection.fetchrow(QUERIES["session_settings"])
         assert session is not None
         yield
+        await connection.execute(QUERIES["run_deferred"])
         await connection.execute(QUERIES["set_back_session"], *session, is_flushed)
 
 

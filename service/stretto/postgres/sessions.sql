@@ -9,6 +9,7 @@
 -- where it is off and else to the value that it has (lead_groups_4).
 SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        current_setting('synchronous_commit') AS durability,
+       current_setting('client_min_messages') AS messages,
        session_user::text, current_user::text,
        (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
         WHERE source = 'session'
@@ -25,15 +26,17 @@ SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
 -- name: session_settings
 -- Read what set_back_session sets.
 SELECT current_setting('search_path') AS path, current_setting('role') AS role,
-       current_setting('synchronous_commit') AS durability;
+       current_setting('synchronous_commit') AS durability,
+       current_setting('client_min_messages') AS messages;
 
 -- name: set_back_session
--- Set for the session the search_path $1, the role $2 and what commits wait for, $3; and for this
--- transaction that its commit is flushed, as a lead's (lead_groups_4), or waits for nothing.
+-- Set for the session the search_path $1, the role $2, what commits wait for, $3, and which messages the
+-- server sends, $4; and for this transaction that its commit is flushed, as a lead's (lead_groups_4), or
+-- waits for nothing.
 SELECT set_config('search_path', $1, false), set_config('role', $2, false),
-       set_config('synchronous_commit', $3, false),
+       set_config('synchronous_commit', $3, false), set_config('client_min_messages', $4, false),
        set_config('synchronous_commit',
-                  CASE WHEN $4 THEN coalesce(nullif($3, 'off'), 'on') ELSE 'off' END, true);
+                  CASE WHEN $5 THEN coalesce(nullif($3, 'off'), 'on') ELSE 'off' END, true);
 
 -- name: is_session_changed
 -- Ask whether the session has another search_path, role, time-out or isolation than it was opened with, or

@@ -3,7 +3,8 @@
 The server goes on waiting after our connection was cut, and reads that commit nothing are answered,
 so nothing else shows the cause. Once a statement was cut for its time, another connection asks
 whether commits have been waiting for a standby. If so, that is the cause in the log and in the
-answer. It is reported once, and its end once, with the first group that is written.
+answer. It is reported once, and its end once, with the first group that is written. Until then nothing
+more is written while a commit waits: each would keep a process of the server's.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+import asyncpg
+
 from stretto.observations import StandbyAwaited, StandbyReached
 from stretto.postgres.queries import QUERIES
-from stretto.store_errors import StoreError
+from stretto.store_errors import StoreError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,6 +33,8 @@ LATE_SECONDS: Final = 1.0
 ASK_SECONDS: Final = 0.5
 # A commit waits some milliseconds for a standby that is there. A part of `ASK_SECONDS`.
 WAIT_SECONDS: Final = 0.2
+# From one question to the next, while a commit is known to wait.
+LOOK_SECONDS: Final = 1.0
 # For clients, whose error is `database_unavailable` in any case.
 DETAIL: Final = (
     "The database answers reads, but its commits wait for a standby server;"
@@ -64,17 +69,38 @@ class StandbyWatch:
         self._observe = observe
         self.clock_seconds = clock_seconds
         self._awaited_since: float | None = None
+        self._is_waiting = False
+        """Whether a commit waited when the server was last asked."""
+        self._due_at = clock_seconds()
 
-    async def explained(self, error: StoreError, began: float) -> StoreError:
-        """Return the error of a statement that `began` then and had no answer, with its cause."""
-        if self.clock_seconds() - began < LATE_SECONDS or not await self._is_awaited():
+    async def explained(
+        self, error: StoreError, began: float, met: BaseException | None = None
+    ) -> StoreError:
+        """Return the error of a statement that `began` then and had no answer, with its cause.
+
+        The server is not asked where it has said that the statement waited: it was cancelled then.
+        """
+        is_late = self.clock_seconds() - began >= LATE_SECONDS
+        is_said = isinstance(met, asyncpg.TransactionResolutionUnknownError)
+        if not is_late or not (is_said or await self._asks()):
             return error
         if self._awaited_since is None:
             self._awaited_since = began
             self._observe(StandbyAwaited())
-        explained = type(error)(StandbyAwaited.cause)
-        explained.detail = DETAIL
-        return explained
+        return _explained(type(error))
+
+    async def require_reached(self) -> None:
+        """Raise `Unreachable` while a commit is known to wait, before another one does.
+
+        The connection of each would be cut in the end, while the server's process waits on: they would
+        be as many as the server has connections. Those that were cut show when the standby is back.
+        """
+        if self._awaited_since is None:
+            return
+        if self.clock_seconds() >= self._due_at:
+            await self._asks()
+        if self._is_waiting:
+            raise _explained(Unreachable)
 
     def note_commit(self) -> None:
         """Note that a commit went through which waits for the standby where there is one."""
@@ -83,9 +109,18 @@ class StandbyWatch:
             self._awaited_since = None
             self._observe(StandbyReached(seconds))
 
-    async def _is_awaited(self) -> bool:
+    async def _asks(self) -> bool:
+        """Ask the server whether a commit waits; return whether it says so."""
+        self._due_at = self.clock_seconds() + LOOK_SECONDS
         try:
             async with asyncio.timeout(ASK_SECONDS), self._connection() as connection:
-                return await waits_for_standby(connection)
+                self._is_waiting = await waits_for_standby(connection)
         except (StoreError, TimeoutError):
             return False
+        return self._is_waiting
+
+
+def _explained(kind: type[StoreError]) -> StoreError:
+    explained = kind(StandbyAwaited.cause)
+    explained.detail = DETAIL
+    return explained

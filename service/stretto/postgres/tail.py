@@ -78,7 +78,7 @@ class PostgresTail(PostgresLogStore):
             message = "the connection is not open"
             raise Unreachable(message)
         try:
-            with guarded(connection, READ_SECONDS + GRACE_SECONDS):
+            with guarded(connection, READ_SECONDS + GRACE_SECONDS, is_reading=True):
                 yield connection
         except DRIVER_ERRORS as error:
             terminate(connection)

@@ -193,6 +193,7 @@ class PostgresWriteStore:
         if self._connection is not None and is_in_transaction(self._connection):
             # All of ours have ended: a statement that a host's hook has left running began it.
             await self._discard()
+        await self._database.standby.require_reached()
         connection = self._connection
         if connection is None or is_lost(connection):
             connection = await self._connect()
@@ -221,7 +222,8 @@ class PostgresWriteStore:
         is_hasty = lock_seconds < LOCK_SECONDS
         async with self._stalls.ended("lead", connection, writes, is_hasty=is_hasty):
             columns = (*lead_ids(writes), *group_columns(writes), milliseconds(lock_seconds))
-            led = await connection.fetchval(QUERIES["lead"], *columns)
+            name = "lead" if self.writes_at_once else "lead_before_hook"
+            led = await connection.fetchval(QUERIES[name], *columns)
         return set(led or ())
 
     async def _connect(self) -> Connection:
@@ -261,7 +263,7 @@ class PostgresWriteStore:
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
-            meaning = await self._database.standby.explained(meaning, began)
+            meaning = await self._database.standby.explained(meaning, began, error)
         elif isinstance(meaning, Misconfigured | Transient) and await is_changed(connection, error):
             await self._discard()
         return meaning

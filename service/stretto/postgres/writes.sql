@@ -10,7 +10,11 @@ CALL claim_and_lead_4($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $1
 SELECT claim_attempts_1($1, $2, $3, $4, $5) AS won;
 
 -- name: lead
--- Lead alone; return the tokens that led.
+-- Lead alone, in a transaction of its own; return the tokens that led.
+SELECT lead_groups_at_once_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS led;
+
+-- name: lead_before_hook
+-- Lead alone, in a transaction that goes on with a host's hook; return the tokens that led.
 SELECT lead_groups_4($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS led;
 
 -- name: unlocked
@@ -37,8 +41,8 @@ SELECT EXISTS (
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
 
--- name: check_deferred
--- Have deferred constraints and triggers checked before the end of the transaction.
+-- name: run_deferred
+-- Have what is deferred to the end of the transaction run now.
 SET CONSTRAINTS ALL IMMEDIATE;
 
 -- name: fail

@@ -6,12 +6,19 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
+import asyncpg
 import pytest
 
 from stretto.creation.flight import public_error
 from stretto.observations import Observation, StandbyAwaited, StandbyReached
 from stretto.postgres import standby
-from stretto.postgres.standby import DETAIL, LATE_SECONDS, StandbyWatch, waits_for_standby
+from stretto.postgres.standby import (
+    DETAIL,
+    LATE_SECONDS,
+    LOOK_SECONDS,
+    StandbyWatch,
+    waits_for_standby,
+)
 from stretto.store_errors import OutcomeUnknown, StoreError, Unreachable
 from support.clock import Clock
 
@@ -112,6 +119,47 @@ async def test_the_wait_is_reported_once_and_its_end_with_its_length() -> None:
     assert [StandbyAwaited(), StandbyReached(18.0)] == world.observed
     await world.explained(Unreachable(""), 6.0)
     assert [StandbyAwaited()] == world.observed[2:]
+
+
+async def test_no_more_is_written_while_a_commit_is_known_to_wait() -> None:
+    """The server is asked once a second; what it does not say changes nothing."""
+    world = World()
+    await world.watch.require_reached()
+    assert 0 == world.server.asked
+    await world.explained(Unreachable(""), 6.0)
+    assert 1 == world.server.asked
+    for _ in range(3):
+        with pytest.raises(Unreachable, match=StandbyAwaited.cause) as refused:
+            await world.watch.require_reached()
+        assert DETAIL == refused.value.detail
+    assert 1 == world.server.asked
+    world.clock.now += LOOK_SECONDS
+    world.server.error = Unreachable("no connection is free")
+    with pytest.raises(Unreachable, match=StandbyAwaited.cause):
+        await world.watch.require_reached()
+    world.clock.now += LOOK_SECONDS
+    world.server.error, world.server.is_waiting = None, False
+    for _ in range(2):
+        await world.watch.require_reached()
+    assert 3 == world.server.asked
+    # Not known yet: the next one may wait again.
+    assert [StandbyAwaited()] == world.observed
+    world.watch.note_commit()
+    world.clock.now += LOOK_SECONDS
+    await world.watch.require_reached()
+    assert 3 == world.server.asked
+
+
+async def test_a_read_whose_wait_was_cancelled_names_the_standby_without_a_question() -> None:
+    """The server has said that it waited. Twin: so has a commit that somebody cancels at once."""
+    world = World()
+    unsure = asyncpg.TransactionResolutionUnknownError("cancelling the wait")
+    error = Unreachable("")
+    began = world.clock.now
+    assert error is await world.watch.explained(error, began, unsure)
+    world.clock.now += 5.0
+    explained = await world.watch.explained(error, began, unsure)
+    assert (StandbyAwaited.cause, 0) == (str(explained), world.server.asked)
 
 
 async def test_another_cause_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
