@@ -3,7 +3,7 @@
 The hook is the host's code on our connection. So it is not assumed that it ends, that the
 transaction is still ours afterwards, or that the session is as it was. Its veto (`GroupRejected`,
 or an exception group of nothing else) is the only thing that it says about the new group; every
-other failure is a `HookError`, and the attempt stays pending. A lead with a hook costs two round trips
+other failure is a `HookError`, and the attempt stays pending. A lead with a hook costs three round trips
 beside those of the transaction and of the hook, and behind a pooler one more.
 """
 
