@@ -17,7 +17,7 @@ from yarl import URL
 
 from stretto.codec import PROBLEM_CONTENT_TYPE, problem
 from stretto.domain import event_id
-from stretto.errors import DatabaseUnavailable
+from stretto.errors import DatabaseUnavailable, RateLimited
 from support.api_client import Api, api_for, connected_api, token_of
 from support.ports import free_port
 from support.proxies import nginx_lines, running_sample
@@ -275,6 +275,27 @@ async def test_while_no_instance_answers_a_shipped_proxy_says_so_as_the_service_
             assert PROBLEM_CONTENT_TYPE == reply.headers["Content-Type"]
             assert expected == {**reply.json, "detail": expected["detail"]}
             assert reply.json["detail"] != expected["detail"]
+
+
+async def test_an_address_with_too_many_requests_is_told_so_by_a_shipped_nginx(
+    tmp_path: Path,
+) -> None:
+    """In the form of every error: as while an instance hangs, whose requests wait."""
+    few = {"limit_conn stretto_addresses 100;": "limit_conn stretto_addresses 1;"}
+    expected = problem(RateLimited())
+    instance = Instance()
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        instance.running() as url,
+        behind("nginx", tmp_path, url, url, paces=few) as (api, tls),
+    ):
+        _, writer = await asking(b"held", api.url, tls)
+        await until(lambda: bool(instance.held))
+        reply = await api.get("/v1/attempts/k.html")
+        assert (429, "1") == (reply.status, reply.headers["Retry-After"])
+        assert PROBLEM_CONTENT_TYPE == reply.headers["Content-Type"]
+        assert expected == {**reply.json, "detail": expected["detail"]}
+        writer.close()
 
 
 @asynccontextmanager

@@ -45,6 +45,7 @@
 | `runbook` | the commands that the runbook shows, by the test that runs them |
 | `operator_shell` | the shell of an operator who runs them |
 | `methods` | the methods of `docs/which-method.md`, and replicas that run their SQL |
+| `commit_settings` | triggers that set something, and what of it holds as a commit begins |
 | `standby_names` | the standby that a server's commits wait for, or none |
 | `frozen_server` | a connection to a server that can be frozen |
 | `webhook_receiver` | a webhook's endpoint |

@@ -147,8 +147,9 @@ class Database:
                 try:
                     with guarded(connection, self._cut_seconds, is_reading=lane.is_reading):
                         yield connection
-                except asyncio.CancelledError:
-                    # The pool would wait until the server has cancelled it: for ever, if frozen.
+                except (asyncio.CancelledError, Unreachable):
+                    # The pool would wait until the server has cancelled it: for ever, if frozen. And a
+                    # session that does not suit never learns what was set for its role since.
                     terminate(connection)
                     raise
                 except asyncpg.PostgresError as error:

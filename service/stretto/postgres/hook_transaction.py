@@ -16,7 +16,7 @@ from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 from stretto.postgres.hook_errors import cause_of, verdict_of, without_row_data
 from stretto.postgres.pooler import RESET_SESSION, ROLL_BACK_SESSION
 from stretto.postgres.queries import QUERIES
-from stretto.postgres.sessions import SessionState, session_state
+from stretto.postgres.sessions import SessionState, run_deferred, session_state
 from stretto.store_errors import HookError, Misconfigured, Refused, StoreError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class HookTransaction:
                 "commit", self.connection, self.writes, is_hasty=self.is_hasty
             )
             async with ended:
-                await self.connection.execute(QUERIES["run_deferred"])
+                await run_deferred(self.connection)
             return await session_state(self.connection)
         except StoreError:
             await self.roll_back()

@@ -49,8 +49,13 @@ async def unchanged(connection: Connection, *, is_flushed: bool) -> AsyncIterato
         session = await connection.fetchrow(QUERIES["session_settings"])
         assert session is not None
         yield
-        await connection.execute(QUERIES["run_deferred"])
+        await run_deferred(connection)
         await connection.execute(QUERIES["set_back_session"], *session, is_flushed)
+
+
+async def run_deferred(connection: Connection) -> None:
+    """Run what is deferred to the end of the transaction now."""
+    await connection.execute(QUERIES["run_deferred"])
 
 
 async def is_changed(connection: Connection, error: BaseException) -> bool:

@@ -23,6 +23,10 @@ SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        (SELECT count(*) FROM pg_prepared_statements WHERE from_sql) AS statements,
        (SELECT count(*) FROM pg_cursors WHERE is_holdable) AS cursors;
 
+-- name: run_deferred
+-- Have what is deferred to the end of the transaction run now.
+SET CONSTRAINTS ALL IMMEDIATE;
+
 -- name: session_settings
 -- Read what set_back_session sets.
 SELECT current_setting('search_path') AS path, current_setting('role') AS role,

@@ -222,8 +222,8 @@ class PostgresWriteStore:
         is_hasty = lock_seconds < LOCK_SECONDS
         async with self._stalls.ended("lead", connection, writes, is_hasty=is_hasty):
             columns = (*lead_ids(writes), *group_columns(writes), milliseconds(lock_seconds))
-            name = "lead" if self.writes_at_once else "lead_before_hook"
-            led = await connection.fetchval(QUERIES[name], *columns)
+            lead = QUERIES["lead"] if self.writes_at_once else QUERIES["lead_before_hook"]
+            led = await connection.fetchval(lead, *columns)
         return set(led or ())
 
     async def _connect(self) -> Connection:

@@ -41,10 +41,6 @@ SELECT EXISTS (
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
 
--- name: run_deferred
--- Have what is deferred to the end of the transaction run now.
-SET CONSTRAINTS ALL IMMEDIATE;
-
 -- name: fail
 -- Settle one attempt as failed: only by its leader, and only where there is no group. Flushed as a lead
 -- is (lead_groups_4). Recorded in its trail: $5 is this instance, $6 the request's trace id.
