@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import re
 import signal
+import socket
 import ssl
 import struct
 from contextlib import asynccontextmanager
@@ -517,6 +518,33 @@ async def test_a_body_that_comes_behind_its_head_is_tried_at_the_other_instance_
             assert b" 204 " in await reader.read()
             writer.close()
         assert sick.requests > before
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_a_client_that_has_closed_its_half_is_answered_behind_a_shipped_haproxy(
+    is_at_once: bool, tmp_path: Path
+) -> None:
+    """It has sent all that it wants. A session would end."""
+    instance = Instance()
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        instance.running() as one,
+        behind("haproxy", tmp_path, one, one) as (api, tls),
+    ):
+        await until(_answers(TAIL % b"ready", api.url, tls))
+        reader, writer = await asking(b"held", api.url, tls)
+        connection = writer.get_extra_info("socket")
+        if not is_at_once:
+            await until(lambda: bool(instance.held))
+        connection.shutdown(socket.SHUT_WR)
+        await until(lambda: bool(instance.held))
+        # Time for haproxy to notice.
+        for _ in range(TRIES):
+            await answer_to(TAIL % b"groups", api.url, tls)
+        instance.held[0].write(ANSWER)
+        instance.held[0].close()
+        assert b" 204 " in await reader.read()
+        writer.close()
 
 
 def _answers(request: bytes, url: str, tls: ssl.SSLContext) -> Callable[[], Awaitable[bool]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from support.certificate import make_certificate
 from support.programs import find_program
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -40,12 +41,15 @@ defaults
 async def running_haproxy(configuration: str) -> AsyncIterator[str]:
     """Run haproxy with a configuration that says `bind {listen}`; yields its URL."""
     assert HAPROXY is not None, "these tests need haproxy: apt-get install haproxy"
-    with _listener() as listener, tempfile.TemporaryDirectory(prefix="stretto-") as name:
-        place = f"fd@{listener.fileno()}"
+    with _reserved() as reserved, tempfile.TemporaryDirectory(prefix="stretto-") as name:
+        host, port = reserved.getsockname()
         file = Path(name, "haproxy.cfg")
-        file.write_text(configuration.replace("{listen}", place))
-        async with _running([HAPROXY, "-db", "-f", str(file)], pass_fds=[listener.fileno()]):
-            yield _url(listener)
+        # A listener that it inherited would not get `tcp-ut`.
+        file.write_text(configuration.replace("{listen}", f"{host}:{port}"))
+        async with _running([HAPROXY, "-db", "-f", str(file)]) as process:
+            await until(lambda: process.returncode is not None or _listens(host, port))
+            assert process.returncode is None, "haproxy has not started"
+            yield _url(reserved)
 
 
 @asynccontextmanager
@@ -183,17 +187,17 @@ def _placed(sample: Path, places: Mapping[str, str]) -> str:
     return text
 
 
-def _listener() -> socket.socket:
-    """Return a socket that haproxy inherits: clients wait in its queue while haproxy starts."""
-    return socket.create_server(("127.0.0.1", 0), backlog=1024)
-
-
 def _reserved() -> socket.socket:
-    """Return a socket that holds a port for nginx, which binds it as well, and does not listen."""
+    """Return a socket that holds a port for a proxy, which binds it as well, and does not listen."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex((host, port)) == 0
 
 
 def _url(bound: socket.socket) -> str:

@@ -17,6 +17,7 @@ from stretto.config import FILE_SUFFIX, PREFIX, SETTINGS, Settings
 from stretto.creation.creator import WAIT_SECONDS_MAX
 from stretto.environment import read_settings
 from stretto.http.app import ROUTES
+from stretto.http.event_streams import UNACKNOWLEDGED_SECONDS
 from stretto.http.front.serving import KEEP_ALIVE_SECONDS
 from stretto.start_errors import ConfigurationError
 from stretto.supervisor import STOP_SECONDS
@@ -265,6 +266,12 @@ def test_proxies_wait_longer_than_the_service_is_silent() -> None:
     assert 6 == len(texts)
     silent_seconds = max(WAIT_SECONDS_MAX, Settings().streams.heartbeat_seconds)
     assert all(silent_seconds < int(text) < KEEP_ALIVE_SECONDS for text in texts)
+
+
+def test_haproxy_gives_a_client_up_that_has_vanished_when_the_service_does() -> None:
+    """The service itself sees the proxy's end of the connection alone."""
+    (seconds,) = re.findall(r"^    bind .* tcp-ut (\d+)s ", HAPROXY, re.MULTILINE)
+    assert UNACKNOWLEDGED_SECONDS == int(seconds)
 
 
 def test_the_environment_of_the_units_is_made_as_that_of_the_image() -> None:

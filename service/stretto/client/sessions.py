@@ -107,6 +107,7 @@ class Session:
             except NoConnectionError as error:
                 message = f"no connection within {self._times.connect:g} s ({error})"
                 raise TimeoutError(message) from error
+            stack.callback(_hang_up, response)
             if response.status != HTTPStatus.OK:
                 refuse(await reply_of(response))
             # As in browsers (WHATWG HTML, 9.2.3): a page would look like a session without events.
@@ -141,6 +142,16 @@ class Session:
         """Raise `ClientError` if the service's reason to end the session will last."""
         if why.get("code") == _POSITION_LOST:
             raise ClientError("position_lost", str(why.get("reason")), Retry.NEVER)
+
+
+def _hang_up(response: aiohttp.ClientResponse) -> None:
+    """End a connection whose response goes on.
+
+    aiohttp would only end its half of TLS, and wait for the other half: until then, a proxy keeps the
+    session.
+    """
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
