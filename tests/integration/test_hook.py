@@ -195,6 +195,15 @@ async def test_a_hook_that_fails_creates_nothing_and_burns_nothing(
     assert {ours.claim_token} == await store.lead([ours])
 
 
+async def test_a_hook_that_swallows_an_error_is_told_what_to_do(stores: Stores) -> None:
+    """The server's own words, of an aborted transaction, would lead nobody to it."""
+    ours = write("k")
+    store = stores(_swallow)
+    await store.claim([ours])
+    with pytest.raises(HookError, match="swallowed a database error"):
+        await store.lead([ours])
+
+
 async def _take_the_cancellation(*_: object) -> None:
     """End well, but only because it was cancelled."""
     with suppress(asyncio.CancelledError):
