@@ -585,6 +585,7 @@ DECLARE
     acting text := current_setting('role');
     usual text := current_setting('synchronous_commit');
     durability text;
+    messages text := current_setting('client_min_messages');
 BEGIN
     -- What is acknowledged is flushed, whatever the server's or the role's setting is: a reload changes
     -- living sessions, even between a statement and its commit, but not what was set for a transaction.
@@ -652,13 +653,15 @@ BEGIN
                AND count(*) = (SELECT count(*) FROM new_event)
                AND coalesce(sum(cardinality(recipients)), 0) = (SELECT count(*) FROM new_member)
     INTO led, is_whole FROM settled;
-    -- As in claim_attempts; and a SET LOCAL would loosen this commit.
+    -- As in claim_attempts; and a SET LOCAL would loosen this commit. What is deferred waits for a host's hook.
     IF current_setting('search_path') <> path OR current_setting('role') <> acting
-       OR current_setting('synchronous_commit') <> durability THEN
+       OR current_setting('synchronous_commit') <> durability
+       OR current_setting('client_min_messages') <> messages THEN
         path := set_config('search_path', path, false);
         acting := set_config('role', acting, false);
         usual := set_config('synchronous_commit', usual, false);
         durability := set_config('synchronous_commit', durability, true);
+        messages := set_config('client_min_messages', messages, false);
     END IF;
     -- An attempt that could be led and was not is a dropped row as well. A condition of its own: one that
     -- holds a query is run as a query even where its first half decides.

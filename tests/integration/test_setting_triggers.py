@@ -317,8 +317,14 @@ async def test_a_heal_leaves_no_other_schema_behind(
     ],
 )
 @pytest.mark.parametrize("how", ["FOR EACH ROW", DEFERRED])
+@pytest.mark.parametrize("is_hooked", [False, True])
 async def test_a_trigger_does_not_have_a_commit_wait_for_no_disk(
-    when: str, statement: str, how: str, database_url: str, connection: Connection
+    when: str,
+    statement: str,
+    how: str,
+    is_hooked: bool,
+    database_url: str,
+    connection: Connection,
 ) -> None:
     """Nor for less than the operator's setting says, in its own transaction or in later ones.
 
@@ -326,7 +332,10 @@ async def test_a_trigger_does_not_have_a_commit_wait_for_no_disk(
     """
     await see_commits(connection, "chat_group", "INSERT OR UPDATE")
     await have_set(connection, f"{when} {how}", statement)
-    async with one_writer(database_url) as component, both_deleted(component, connection):
+    async with (
+        one_writer(database_url, is_hooked=is_hooked) as component,
+        both_deleted(component, connection),
+    ):
         pass
     assert ["on"] * 4 == await seen_at_commits(connection)
     assert {"notice"} == await messages_at_commits(connection)
