@@ -1,4 +1,7 @@
-"""A hook that takes long for all, and hangs for some owners, is told from one that hangs for all."""
+"""A hook that takes long for some owners, and hangs or vetoes, costs the others little.
+
+One that takes long for all, and hangs for some owners, is told from one that hangs for all.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from stretto.creation.attempt import AnswerStatus
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
 from stretto.creation.flight import Answer
 from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.errors import AttemptFailed, GroupRejected
 from support.clock import Clock
 
 if TYPE_CHECKING:
@@ -69,3 +73,30 @@ async def test_a_success_clears_no_owner_whose_hook_hangs_for_much_longer(
         assert [AnswerStatus.CREATED] * 3 == results[-3:]
         # Each of those who hang is alone.
         assert not [each for each in batches if len(each) > 1 and set(each) & set(HANGING)]
+
+
+async def test_a_slow_veto_keeps_proven_owners_waiting_once_however_many_new_owners_are_vetoed(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are led next, together; each of the others has its own veto then."""
+    clock, good = Clock(), [UserId(f"good-{number}") for number in range(3)]
+    breakers = OwnerBreakers(lambda _: None, clock)
+    monkeypatch.setattr("stretto.assembly.parts.OwnerBreakers", lambda _: breakers)
+    batches = list[list[UserId]]()
+
+    async def hook(_: Connection, made: Sequence[tuple[CreatedGroup, NewGroup]]) -> None:
+        batches.append(sorted(group.owner for _, group in made))
+        if not {*good}.issuperset(batches[-1]):
+            clock.now += HOOK_SECONDS
+            raise GroupRejected("full", "No more groups.")
+
+    settings = ComponentSettings(writers=1)
+    async with open_component(database_url, settings=settings, on_create=hook) as component:
+        await asyncio.gather(*(created(component, owner, f"1{owner}") for owner in good))
+        batches.clear()
+        owners = [*good, *(UserId(f"new-{number}") for number in range(9))]
+        results = await asyncio.gather(*(created(component, owner, owner) for owner in owners))
+        assert [AnswerStatus.CREATED] * 3 == results[:3]
+        assert {AttemptFailed} == {type(each) for each in results[3:]}
+        assert [owners, good] == batches[:2]
+        assert sorted([each] for each in owners[3:]) == sorted(batches[2:])

@@ -16,7 +16,7 @@ from stretto.creation.contention import ContendedKeys
 from stretto.creation.flight import rejection_of
 from stretto.creation.leads import LeadWriter
 from stretto.creation.ports import NotLed
-from stretto.creation.requests import kept
+from stretto.creation.requests import has_several_owners, kept
 from stretto.store_errors import InDoubt, Locked, OutcomeUnknown, StoreError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class BatchWriter:
     ) -> None:
         """Take the mailbox only to see whether others wait."""
         self._store = store
+        self._breakers = breakers
         self._clock_seconds = breakers.clock_seconds
         self._leads = LeadWriter(store, mailbox, breakers, observe)
         self.contended = ContendedKeys()
@@ -52,7 +53,8 @@ class BatchWriter:
         """Claim a batch together, then lead what was won; return how many led."""
         has_claimed = any(request.message.is_claimed for request in batch)
         started = self._clock_seconds()
-        if has_claimed or not batch or not self._store.writes_at_once:
+        is_in_steps = has_claimed or not batch or not self._store.writes_at_once
+        if is_in_steps or self._is_doubtful(batch):
             return await self._write_in_steps(batch, self._claim, started)
         failed: list[StoreError] = []
         is_lost = False
@@ -156,7 +158,16 @@ class BatchWriter:
                 leads.append(request)
             elif request.message.claim_token not in untried:
                 request.answer(NotLed())
+        if self._is_doubtful(leads):
+            return await self._leads.lead_parts(leads)
         return await self._leads.lead(leads) if leads else 0
+
+    def _is_doubtful(self, batch: Sequence[WriteRequest]) -> bool:
+        """Whether a batch would be refused as a whole: many were, and may be again."""
+        if not self._breakers.are_many_refused or not has_several_owners(batch):
+            return False
+        owners = (request.message.new_group.owner for request in batch)
+        return not all(map(self._breakers.is_reliable, owners))
 
     async def _claim(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None = None

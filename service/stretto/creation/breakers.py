@@ -101,6 +101,8 @@ class OwnerBreakers:
         """When a write of the owner was last refused; the latest at the end."""
         self.are_many_refused = False
         """Whether the last refused batch had no time for all (`halves.py`)."""
+        self.are_newest_first = False
+        """Whether the newest requests came first in it."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -153,6 +155,10 @@ class OwnerBreakers:
         """Return when a write of the owner was last refused; -inf if not in `REFUSED_SECONDS`."""
         at = self._refused.get(owner, -math.inf)
         return at if self.clock_seconds() - at < REFUSED_SECONDS else -math.inf
+
+    def is_reliable(self, owner: UserId) -> bool:
+        """Whether the last write of the owner to go through was quick, and none was refused lately."""
+        return self.proofs.is_quick(owner) and math.isinf(self.refused_at(owner))
 
     def has_led_since(self, started: float) -> bool:
         """Whether a write of any writer has gone through since then."""

@@ -2,24 +2,29 @@
 
 A half without a refused request is written together. What was led in vain is charged to the owners
 of the refused requests (`breakers.py`). After `APART_SECONDS_MAX` the rest makes room for others that
-wait.
+wait, and after `OWNER_SECONDS_MAX` for owners who are reliable: each refusal may take long.
 
-Owners of whom none was refused lately are the first half. So a newcomer does not wait until those
-are found who are refused again and again. In the other half, the owner comes first whose last
-refusal is the longest ago.
+Owners of whom none was refused lately come first. So a newcomer does not wait until those are found
+who are refused again and again. Among these, the owner comes first whose last refusal is the longest
+ago. Where ever new owners are refused, that does not tell them from others. So the owners who are
+known, or else those who are proven (`proofs.py`), are a part of their own, before the newcomers.
 
-If the last refused batch had no time for all, many are refused: after the first half one request
-is led alone, and after each success twice as many. So each refused one costs one statement.
+If the last refused batch had no time for all, many are refused: the next one is not led as a whole
+(`batch.py`). After the part of the proven one request is led alone, and after each success twice as
+many. So each refused one costs one statement. The same is done where the refusal of the whole batch
+took long: by halves, it would take several times as long to find one. Then the newest come first in
+every other batch: an innocent newcomer does not wait for all who came before and are refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from stretto.creation.apart import APART_SECONDS_MAX
+from stretto.creation.breakers import OWNER_SECONDS_MAX
 from stretto.creation.ports import Led, SettledAsFailed
 from stretto.creation.requests import age_order, has_several_owners, lead_order, result_of
 from stretto.store_errors import HookError, RefusedAgain
@@ -39,42 +44,51 @@ class Halves:
     def __init__(
         self,
         batch: Sequence[WriteRequest],
-        started: float,
+        started: float | None,
         breakers: OwnerBreakers,
         mailbox: Mailbox[Write, WriteResult],
     ) -> None:
-        """Take the time at which the lead of the whole batch began; the mailbox as `OneByOne` does."""
+        """Take the time at which the lead of the whole batch began, if it was led as a whole.
+
+        Take the mailbox as `OneByOne` does.
+        """
         self._batch = batch
         self._breakers = breakers
         self._mailbox = mailbox
-        self._began = breakers.clock_seconds()
-        self._since = started
-        self._wasted_seconds = 0.0
+        self._began = self._since = breakers.clock_seconds()
+        self._wasted_seconds = 0.0 if started is None else self._began - started
+        is_slow = self._wasted_seconds >= OWNER_SECONDS_MAX
+        self._is_one_by_one = breakers.are_many_refused or is_slow
+        breakers.are_newest_first = self._is_one_by_one and not breakers.are_newest_first
         self._refusable = self._count_refusable()
         self._parts: list[Sequence[WriteRequest]] = []
         self._part: Sequence[WriteRequest]
-        self._part, unrefused = self._in_turn()
+        self._part, best, unrefused = self._in_turn()
         """The part that is being led; empty once it is split."""
-        # 0, so split in the middle, if all or none of the owners were refused lately.
-        self.split(unrefused % len(batch))
-        self._has_unrefused = 0 < unrefused < len(batch)
-        self._are_many = breakers.are_many_refused
+        bounds = sorted({best, unrefused} - {0, len(batch)})
+        if not bounds and started is not None:
+            # Nothing tells the owners apart.
+            best, bounds = 0, [] if self._is_one_by_one else [len(batch) // 2]
+        first_owner = self._part[0].message.new_group.owner
+        self._has_proven = best > 0 and breakers.proofs.is_proven(first_owner)
+        """Whether the first part is led together in any case."""
+        self._divide(bounds)
 
     def __iter__(self) -> Iterator[Sequence[WriteRequest]]:
-        size, is_first = 1, self._has_unrefused
+        size, is_first = 1, self._has_proven
         while self._parts and not self._is_late():
             self._since = self._breakers.clock_seconds()
             part = self._parts.pop()
-            if self._are_many and not is_first and size < len(part):
+            if self._is_one_by_one and not is_first and size < len(part):
                 self._parts.append(part[size:])
                 part = part[:size]
             self._part = part
             yield sorted(part, key=lead_order)
-            if isinstance(result_of(part[0]), SettledAsFailed):
+            result = result_of(part[0])
+            if isinstance(result, SettledAsFailed):
                 self._wasted_seconds += self._breakers.clock_seconds() - self._since
-                size = 1
-            elif self._part and not is_first:
-                size = 2 * len(part)
+            if self._part and not is_first:
+                size = 2 * len(part) if isinstance(result, Led) else 1
             is_first = False
         self._breakers.are_many_refused = bool(self._parts)
 
@@ -82,11 +96,15 @@ class Halves:
         """Return the requests for which no time was left, those first that would be led next."""
         return list(chain.from_iterable(reversed(self._parts)))
 
-    def split(self, middle: int = 0) -> None:
-        """Replace the part that was refused by its halves, or by what is before `middle` and after."""
+    def split(self) -> None:
+        """Replace the part that was refused by its halves."""
         self._wasted_seconds += self._breakers.clock_seconds() - self._since
-        middle = middle or len(self._part) // 2
-        self._parts += [self._part[middle:], self._part[:middle]]
+        self._divide([len(self._part) // 2])
+
+    def _divide(self, bounds: Sequence[int]) -> None:
+        """Replace the part by what is between these bounds."""
+        ends = 0, *bounds, len(self._part)
+        self._parts += reversed([self._part[start:end] for start, end in pairwise(ends)])
         self._part = []
 
     def charge(self) -> None:
@@ -105,8 +123,12 @@ class Halves:
 
         Not before one is answered that was not led: the same rest would be refused again and again.
         """
-        is_over = self._breakers.clock_seconds() - self._began >= APART_SECONDS_MAX
-        return is_over and len(self._mailbox) > 0 and self._count_refusable() < self._refusable
+        seconds = self._breakers.clock_seconds() - self._began
+        if seconds < OWNER_SECONDS_MAX or self._count_refusable() == self._refusable:
+            return False
+        if seconds < APART_SECONDS_MAX:
+            return self._mailbox.has_any(self._breakers.is_reliable)
+        return len(self._mailbox) > 0
 
     def _count_refusable(self) -> int:
         """Count the requests that were led, or have no answer yet."""
@@ -115,18 +137,25 @@ class Halves:
             for request in self._batch
         )
 
-    def _in_turn(self) -> tuple[list[WriteRequest], int]:
-        """Return the requests in the order of their turns, and of how many the owner was not refused.
+    def _in_turn(self) -> tuple[list[WriteRequest], int, int]:
+        """Return the requests in the order of their turns, and where the first two parts of them end.
 
-        By the last refusal; then of each owner its first request, then of each its second; the
-        oldest first. In the order of the groups' ids, a high one would be put back for as long as
+        The first part is of the best owners, both together of those not refused lately. The order is by
+        the last refusal; then by what proves the owner; then of each owner its first request, then of each
+        its second; by age. In the order of the groups' ids, a high one would be put back for as long as
         others are refused.
         """
         ranks: Counter[UserId] = Counter()
-        order: list[tuple[float, int, WriteRequest]] = []
-        for request in sorted(self._batch, key=age_order):
+        order: list[tuple[float, bool, bool, int, WriteRequest]] = []
+        proofs = self._breakers.proofs
+        is_newest_first = self._breakers.are_newest_first
+        for request in sorted(self._batch, key=age_order, reverse=is_newest_first):
             owner = request.message.new_group.owner
-            order.append((self._breakers.refused_at(owner), ranks[owner], request))
+            is_new, is_unproven = not proofs.is_known(owner), not proofs.is_proven(owner)
+            refused_at = self._breakers.refused_at(owner)
+            order.append((refused_at, is_new, is_unproven, ranks[owner], request))
             ranks[owner] += 1
-        order.sort(key=lambda each: each[:2])
-        return [each[2] for each in order], sum(math.isinf(each[0]) for each in order)
+        order.sort(key=lambda each: each[:4])
+        unrefused = sum(math.isinf(each[0]) for each in order)
+        best = sum(each[:3] == order[0][:3] for each in order[:unrefused])
+        return [each[4] for each in order], best, unrefused

@@ -88,7 +88,7 @@ class LeadWriter:
             )
             led = await self._lead_persistently(batch, retried, failed=failed)
         except Refused:
-            return await self._lead_halves(batch, started)
+            return await self.lead_parts(batch, started)
         except StoreError as error:
             # A table that all need is locked, or the database is away: each would fail alone too.
             may_be_table = isinstance(error, Locked) and not isinstance(error, RowLocked)
@@ -182,8 +182,8 @@ class LeadWriter:
             ids = write.group_id, write.new_group.owner, write.claim_token
             self._observe(AttemptStrayed("unknown", *ids, kind, write.trace_id))
 
-    async def _lead_halves(self, batch: Sequence[WriteRequest], started: float) -> int:
-        """Lead a batch in halves: the server or a host's hook has refused some, not saying which.
+    async def lead_parts(self, batch: Sequence[WriteRequest], started: float | None = None) -> int:
+        """Lead a batch in halves: the server or a host's hook refuses some, not saying which.
 
         A half without a refused one goes through together, so that a veto costs its neighbours a
         few statements, and not one for each of them. What it has no time for stays claimed.

@@ -120,12 +120,11 @@ async def test_where_many_are_refused_each_costs_one_statement() -> None:
         await world.writers[0].run_once()
     assert VETO == asked.result()
     assert {Led()} == {answer_of(each) for each in filler}
-    world.breakers.are_many_refused = True
+    world.breakers.are_many_refused = world.breakers.are_newest_first = True
     world.breakers.close(HOT)
     world.clock.now += REFUSED_SECONDS
     await world.answers(write(HOT, 1), *(write(OTHER, n) for n in range(2, 10)))
-    expected = [1], [2], [3, 4], [5, 6, 7, 8], [9]
-    assert [[*range(1, 10)], *expected] == world.leads()
+    assert [[1], [2], [3, 4], [5, 6, 7, 8], [9]] == world.leads()
     assert not world.breakers.are_many_refused
 
 
