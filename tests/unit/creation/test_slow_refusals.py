@@ -197,3 +197,12 @@ async def test_after_a_hang_alone_the_next_one_is_led_alone_as_well() -> None:
     others = [write(UserId(f"new{n}"), n) for n in (3, 4)]
     await world.answers(write(COLD, 1), write(HOT, 2), *others)
     assert [[1], [2], [3], [4]] == world.leads()
+
+
+async def test_where_all_are_proven_a_refused_batch_is_not_led_as_a_whole_again() -> None:
+    """They stand equally well: there is no first part."""
+    world = World(share_of=lambda each: each.new_group.owner)
+    world.breakers.note_led([COLD, HOT])
+    world.store.failing[HOT] = REFUSED, OWNER_SECONDS_MAX
+    await world.answers(write(HOT, 1), write(COLD, 2))
+    assert [[1, 2], [2], [1]] == world.leads()
