@@ -19,6 +19,7 @@ from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.migrate import grant
 from stretto.postgres.queries import QUERIES
 from support.changed_groups import ALICE, ROLES, TEAM, UNCHANGED, Seen, changed, changes, seen
+from support.commit_settings import have_set
 from support.database import connect, lock_waiters, sound
 from support.waiting import until
 
@@ -483,6 +484,19 @@ async def test_a_change_is_flushed_whatever_the_host_has_set(
         await connection.execute(f"SET LOCAL synchronous_commit = {wanted}")
         await stretto.rename_group(connection, group, name="Crew")
         assert expected == await connection.fetchval("SHOW synchronous_commit")
+
+
+async def test_a_deletion_leaves_the_hosts_session_as_it_was(
+    group: UUID, connection: Connection
+) -> None:
+    """Whatever a trigger of its rows sets: the host's next statements would lead elsewhere."""
+    path = await connection.fetchval("SHOW search_path")
+    await have_set(
+        connection, "AFTER UPDATE ON chat_group FOR EACH ROW", "SET search_path TO public"
+    )
+    async with connection.transaction():
+        assert await stretto.delete_group(connection, group)
+    assert path == await connection.fetchval("SHOW search_path")
 
 
 async def test_a_change_after_a_restart_waits_for_a_component_and_keeps_none_waiting(
