@@ -492,7 +492,7 @@ async def test_a_deletion_leaves_the_hosts_session_as_it_was(
     """Whatever a trigger of its rows sets: the host's next statements would lead elsewhere."""
     path = await connection.fetchval("SHOW search_path")
     await have_set(
-        connection, "AFTER UPDATE ON chat_group FOR EACH ROW", "SET search_path TO public"
+        connection, "AFTER UPDATE ON chat_group FOR EACH ROW", "SET search_path TO stretto, public"
     )
     async with connection.transaction():
         assert await stretto.delete_group(connection, group)
