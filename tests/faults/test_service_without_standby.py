@@ -18,6 +18,7 @@ from stretto.postgres import connections, deletions, driver_connection, tail
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database
 from stretto.postgres.deletions import PostgresDeletionStore
+from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.standby import DETAIL, waits_for_standby
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from chaos.server import OwnServer
     from support.api_client import Reply
 
+LONG = (
+    "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    " AND query_start < clock_timestamp() - interval '1 second'"
+)
 TURNS = 4
 WAITING_MAX = 4
 
@@ -65,6 +70,39 @@ async def test_a_statement_that_has_run_for_long_and_only_begun_to_wait_names_no
     await go_on()
     for connection in (beside, long):
         await connection.close()
+
+
+async def test_the_commit_of_another_program_says_nothing(server: OwnServer) -> None:
+    """It may wait for more than ours do. The twin has our name."""
+    beside, other = await server.connect(), await server.connect()
+    await await_standby(server.dsn)
+    for is_ours in (False, True):
+        await other.execute(f"SET application_name = '{'' if is_ours else 'host'}'")
+        running = asyncio.create_task(
+            other.execute("SELECT pg_logical_emit_message(true, 'x', '')")
+        )
+        await until(lambda: beside.fetchval(f"SELECT EXISTS (SELECT FROM ({LONG}) AS waiting)"))
+        assert is_ours is bool(await beside.fetch(QUERIES["commits_waiting"]))
+        await beside.execute(f"SELECT pg_cancel_backend({other.get_server_pid()})")
+        await running
+    await await_none(server.dsn)
+    for connection in (beside, other):
+        await connection.close()
+
+
+async def test_a_session_whose_statement_was_to_be_cancelled_is_not_used_again(
+    server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request may come late, and would end the next one's."""
+    sent = asyncio.Event()
+    monkeypatch.setattr(driver_connection, "_cancel", lambda _: sent.set())
+    async with Database(server.dsn, cut_seconds=1.0) as database:
+        sessions = []
+        for _ in range(2):
+            async with database.connection(Lane.LOOKS) as connection:
+                sessions.append(connection.get_server_pid())
+                await sent.wait()
+    assert 2 == len({*sessions})
 
 
 async def test_answers_and_log_name_a_standby_that_is_away(server: OwnServer) -> None:

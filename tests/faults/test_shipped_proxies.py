@@ -69,7 +69,7 @@ POST_HEAD = b"POST /v1/groups HTTP/1.1\r\nHost: x\r\nConnection: close\r\nConten
 FAILED_CHECKS = 3
 # Shorter than haproxy waits by itself for what it has sent.
 HANG_DEADLINE_SECONDS = 30
-ANSWER = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 @asynccontextmanager
@@ -333,7 +333,7 @@ async def test_a_shipped_proxy_takes_no_instance_out_for_one_request(
         assert b'"code": "database_unavailable"' in dropped
         for _ in range(4):
             answer = await answer_to(head % b"other", api.url, tls)
-            assert b"204" == answer.split(b" ", 2)[1]
+            assert b"200" == answer.split(b" ", 2)[1]
 
 
 class Instance:
@@ -401,7 +401,7 @@ async def test_an_instance_that_fails_at_once_does_not_get_every_request(
         before = sick.requests
         for _ in range(TRIES):
             answer = await answer_to(head % b"groups", api.url, tls)
-            assert b"204" == answer.split(b" ", 2)[1]
+            assert b"200" == answer.split(b" ", 2)[1]
         assert 0 < sick.requests - before < TRIES
         for _, writer in sessions:
             writer.close()
@@ -458,10 +458,10 @@ async def test_what_a_hung_instance_has_goes_to_the_other_one_behind_a_shipped_h
         await until(lambda: bool(free.held))
         free.held[0].write(ANSWER)
         free.held[0].close()
-        assert b" 204 " in await request.read()
+        assert b" 200 " in await request.read()
         assert b"" == await session.read()
         for _ in range(TRIES):
-            assert b" 204 " in await answer_to(TAIL % b"groups", api.url, tls)
+            assert b" 200 " in await answer_to(TAIL % b"groups", api.url, tls)
         free.sessions[0].write(b":\n\n")
         assert b":\n\n" == await other_session.readexactly(3)
 
@@ -477,13 +477,13 @@ async def test_an_instance_that_is_not_ready_keeps_what_it_has_behind_a_shipped_
         await until(lambda: busy.checks > before + 2 * FAILED_CHECKS)
         asked = busy.requests
         for _ in range(TRIES):
-            assert b" 204 " in await answer_to(TAIL % b"groups", api.url, tls)
+            assert b" 200 " in await answer_to(TAIL % b"groups", api.url, tls)
         assert asked == busy.requests
         busy.sessions[0].write(b":\n\n")
         assert b":\n\n" == await clients[0].readexactly(3)
         busy.held[0].write(ANSWER)
         busy.held[0].close()
-        assert b" 204 " in await clients[2].read()
+        assert b" 200 " in await clients[2].read()
         busy.is_unready = False
 
         async def is_asked() -> bool:
@@ -515,7 +515,7 @@ async def test_a_body_that_comes_behind_its_head_is_tried_at_the_other_instance_
             # Time for the proxy to send the head on.
             await answer_to(TAIL % b"groups", api.url, tls)
             writer.write(b"{}")
-            assert b" 204 " in await reader.read()
+            assert b" 200 " in await reader.read()
             writer.close()
         assert sick.requests > before
 
@@ -543,13 +543,13 @@ async def test_a_client_that_has_closed_its_half_is_answered_behind_a_shipped_ha
             await answer_to(TAIL % b"groups", api.url, tls)
         instance.held[0].write(ANSWER)
         instance.held[0].close()
-        assert b" 204 " in await reader.read()
+        assert b" 200 " in await reader.read()
         writer.close()
 
 
 def _answers(request: bytes, url: str, tls: ssl.SSLContext) -> Callable[[], Awaitable[bool]]:
     async def has_answered() -> bool:
-        return b" 204 " in await answer_to(request, url, tls)
+        return b" 200 " in await answer_to(request, url, tls)
 
     return has_answered
 
@@ -569,19 +569,19 @@ async def test_clients_that_send_no_whole_head_shut_nobody_out_of_a_shipped_ngin
         place = URL(api.url)
         reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
         writer.write(request)
-        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
         halves = []
         for _ in range(HALVES):
             half = await asyncio.open_connection(place.host, place.port)
             half[1].write(HALF)
             halves.append(half)
         last = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-        assert b" 204 " in await answer_to(last, api.url, tls)
+        assert b" 200 " in await answer_to(last, api.url, tls)
         for half_reader, half_writer in halves:
             assert b"" == await half_reader.read()
             half_writer.close()
         writer.write(request)
-        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
         writer.close()
     files, connections = (int(re.sub(r"\D", "", line)) for line in nginx_lines())
     assert connections < files

@@ -8,9 +8,10 @@ import asyncpg
 import pytest
 
 from stretto.errors import GroupRejected
+from stretto.postgres import writes
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
-from stretto.store_errors import HookError, Refused, Transient, Unreachable
+from stretto.store_errors import HookError, OutcomeUnknown, Refused, Transient, Unreachable
 from support.both_stores import write
 from support.commit_settings import (
     have_set,
@@ -185,6 +186,17 @@ async def test_a_deferred_trigger_does_not_decide_what_a_commit_behind_a_hook_wa
     usual = await connection.fetchval("SHOW synchronous_commit")
     assert len(await led_by(stores(running("SELECT 1")))) == 1
     assert [usual] == await seen_at_commits(connection)
+
+
+async def test_what_is_deferred_and_takes_too_long_behind_a_hook_is_not_blamed_on_it(
+    stores: Stores, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cut off as a commit is: what became of it is not known."""
+    monkeypatch.setattr(writes, "WRITE_SECONDS", 1.0)
+    await have_set(connection, DEFERRED, "PERFORM pg_sleep(3)")
+    with pytest.raises(OutcomeUnknown) as error:
+        await led_by(stores(running("SELECT 1")))
+    assert not isinstance(error.value, HookError)
 
 
 @pytest.mark.parametrize("state", ["23514", "55000", "P0001"])

@@ -141,7 +141,7 @@ async def running_sample(
         places = {
             "bind :443": "bind {listen}",
             "/etc/haproxy/stretto.pem": str(both),
-            # A test has no six seconds for the checks that fail. One that succeeds may take its time: by
+            # A test has no nine seconds for the checks that fail. One that succeeds may take its time: by
             # default it has as long as lies between two of them.
             "default-server check inter 2s fastinter 500ms": "timeout check 10s\n    default-server check inter 100ms",
         }

@@ -19,6 +19,7 @@ from stretto.environment import read_settings
 from stretto.http.app import ROUTES
 from stretto.http.event_streams import UNACKNOWLEDGED_SECONDS
 from stretto.http.front.serving import KEEP_ALIVE_SECONDS
+from stretto.http.routes.health import PING_SECONDS
 from stretto.start_errors import ConfigurationError
 from stretto.supervisor import STOP_SECONDS
 from support.programs import find_program
@@ -225,6 +226,12 @@ def test_a_drain_is_noticed_before_it_is_over() -> None:
     between, _, _ = checks()
     for seconds in (probe["periodSeconds"] * probe["failureThreshold"], between):
         assert seconds < Settings().drain_seconds
+
+
+def test_an_instance_whose_database_is_silent_is_not_taken_for_one_that_hangs() -> None:
+    """It says that it is not ready before haproxy gives a check up."""
+    between, _, _ = checks()
+    assert PING_SECONDS < between
 
 
 def test_a_hung_instance_is_noticed_when_the_readme_says() -> None:

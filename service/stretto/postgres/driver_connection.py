@@ -150,20 +150,30 @@ def guarded(connection: Connection, seconds: float, *, is_reading: bool = False)
     A statement that only reads, and waits for a synchronous standby, is cancelled before the connection
     is cut: the server's process would wait on, and each further one keep another.
     """
-    loop = asyncio.get_running_loop()
-    timer = loop.call_later(seconds - CANCEL_SECONDS, _cancel, connection) if is_reading else None
+    is_cancelled = False
+
+    def cancel() -> None:
+        nonlocal is_cancelled
+        is_cancelled = True
+        _cancel(connection)
+
+    delay = seconds - CANCEL_SECONDS
+    timer = asyncio.get_running_loop().call_later(delay, cancel) if is_reading else None
     try:
         with watchdog(connection, seconds), sure_commits(connection):
             yield
     finally:
         if timer is not None:
             timer.cancel()
+        if is_cancelled:
+            # A request that comes late would cancel the session's next statement.
+            terminate(connection)
 
 
 def _cancel(connection: Connection) -> None:
     """Ask the server to cancel what runs; it ignores that where nothing does."""
     driver: Any = getattr(connection, "_con", connection)
-    if driver is not None and not is_lost(connection):
+    if driver is not None:
         waiter = asyncio.get_running_loop().create_future()
         driver._cancel_current_command(waiter)  # noqa: SLF001 no other way
 

@@ -103,7 +103,14 @@ class HookedLead:
             raise
         is_hasty = lock_seconds < LOCK_SECONDS
         led = HookTransaction(
-            *(connection, transaction, before, writes, is_hasty, began, self._stalls, self._discard)
+            connection=connection,
+            transaction=transaction,
+            before=before,
+            writes=writes,
+            is_hasty=is_hasty,
+            began=began,
+            stalls=self._stalls,
+            discard=self._discard,
         )
         if self._was_changed(led):
             # Something that an earlier hook left behind has used it: what this lead ran in is unknown.

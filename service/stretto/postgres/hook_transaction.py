@@ -52,6 +52,7 @@ class HookTransaction:
 
         Raises a `StoreError`, such as `HookError`, or the driver's errors; it is rolled back then.
         """
+        was_lost = is_lost(self.connection)
         try:
             # It may hang for one owner, as a trigger of the lead may.
             ended = self.stalls.ended(
@@ -73,6 +74,9 @@ class HookTransaction:
                     " catch it outside of `async with connection.transaction()`"
                 )
                 raise HookError(message) from error
+            if is_gone and not was_lost:
+                # Cut by our own watchdog, or with the server: as a commit would be.
+                raise
             if is_gone or not isinstance(error, asyncpg.PostgresError):
                 raise verdict_of(error, is_gone=is_gone) from without_row_data(error)
             # Only deferred checks are refused here. We have none: it is one of the host's.
@@ -83,10 +87,11 @@ class HookTransaction:
     async def commit(self, after: SessionState) -> None:
         """Commit; the session is then as it was, or not used again."""
         before = self.before
-        if self.stalls.is_shared and after.state != before.state:
+        is_reset = self.stalls.is_shared and after.state != before.state
+        if is_reset:
             await self.connection.execute(RESET_SESSION)
             await self.connection.fetch(QUERIES["unlock_session"])
-        if after.at_commit != before.at_commit:
+        if is_reset or after.at_commit != before.at_commit:
             await self.connection.fetch(QUERIES["commit_durably"], *before.at_commit)
         # The transaction is not aborted: the server has just answered a statement in it.
         await self.transaction.commit()

@@ -32,7 +32,7 @@ class Lane(StrEnum):
 
     @property
     def is_reading(self) -> bool:
-        """Whether no commit waits for a standby but a read's own. What UPKEEP writes waits for none."""
+        """Whether a cancelled wait for a standby shows nothing new: what UPKEEP writes tells nobody of it."""
         return self not in (Lane.FOLLOWERS, Lane.DELETIONS)
 
 

@@ -116,7 +116,8 @@ class StandbyWatch:
             async with asyncio.timeout(ASK_SECONDS), self._connection() as connection:
                 self._is_waiting = await waits_for_standby(connection)
         except (StoreError, TimeoutError):
-            return False
+            # Then a write finds out, whose own connection may be well.
+            self._is_waiting = False
         return self._is_waiting
 
 

@@ -1,9 +1,10 @@
 -- The wait of commits for a synchronous standby.
 
 -- name: commits_waiting
--- Return the transactions whose commits wait for a synchronous standby, of sessions that this role may
--- see and of statements that have run for a second. Not all of that was the wait, whose begin is not to be
--- had.
+-- Return the transactions whose commits wait for a synchronous standby, of sessions that this role may see,
+-- with the name of this one: others may wait for more. And of statements that have run for a second. Not all
+-- of that was the wait, whose begin is not to be had.
 SELECT backend_xid::text FROM pg_stat_activity
 WHERE wait_event = 'SyncRep' AND datname = current_database()
+  AND application_name = current_setting('application_name')
   AND query_start < clock_timestamp() - interval '1 second';

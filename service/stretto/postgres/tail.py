@@ -72,7 +72,7 @@ class PostgresTail(PostgresLogStore):
 
     @asynccontextmanager
     async def _read_connection(self) -> AsyncIterator[Connection]:
-        """Yield our connection; it has no statement_timeout, which would end a wait for a standby."""
+        """Yield our connection; it has no statement_timeout, and a page may wait for a standby."""
         connection = self._connection
         if connection is None or is_lost(connection):
             message = "the connection is not open"

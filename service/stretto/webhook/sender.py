@@ -99,8 +99,9 @@ class WebhookSender(Actor):
         await self.open()
         if self._is_blocked is None:
             self._note_blocked(is_blocked=await self._endpoint.is_blocked())
-        await self._settle()
+        # First: where nothing can be settled, nothing is known of what waits.
         await self.lag.look()
+        await self._settle()
         room = UNDER_WAY_MAX - len(self._under_way)
         taken = await self._store.take(room, self._lease_seconds) if room else ()
         for delivery in taken:

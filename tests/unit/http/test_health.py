@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from stretto.errors import DatabaseUnavailable
+from stretto.http.routes import health
 from stretto.http.routes.health import metrics, readyz
 from stretto.http.service import SERVICE
 from stretto.runtime.shared import Shared
@@ -16,7 +17,39 @@ from stretto.store_errors import Unreachable
 from support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from aiohttp import web
+
+DEADLINE_SECONDS = 10
+
+
+def asking(ping: Callable[[], Awaitable[None]]) -> web.Request:
+    """Return a request to a service whose database is asked so."""
+    service = SimpleNamespace(
+        draining=asyncio.Event(),
+        creator=SimpleNamespace(is_stopping=False),
+        runner=SimpleNamespace(down=[], up={}),
+        authenticator=SimpleNamespace(has_keys=lambda: True),
+        reads=SimpleNamespace(ping=ping),
+    )
+    return cast("web.Request", SimpleNamespace(app={SERVICE: service}))
+
+
+async def test_a_health_check_does_not_wait_for_a_silent_database(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A load balancer would take the instance for one that hangs, and cut off all that it has."""
+    monkeypatch.setattr(health, "PING_SECONDS", 0.01)
+
+    async def ping() -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        with pytest.raises(DatabaseUnavailable):
+            await readyz(asking(ping))
+    (line,) = caplog.records
+    assert "no answer to a health check yet" in str(line.__dict__)
 
 
 async def test_a_health_check_says_what_may_be_wrong_and_names_nothing(
@@ -27,16 +60,8 @@ async def test_a_health_check_says_what_may_be_wrong_and_names_nothing(
     async def ping() -> None:
         raise Unreachable("permission denied for table secret")
 
-    service = SimpleNamespace(
-        draining=asyncio.Event(),
-        creator=SimpleNamespace(is_stopping=False),
-        runner=SimpleNamespace(down=[], up={}),
-        authenticator=SimpleNamespace(has_keys=lambda: True),
-        reads=SimpleNamespace(ping=ping),
-    )
-    request = cast("web.Request", SimpleNamespace(app={SERVICE: service}))
     with pytest.raises(DatabaseUnavailable) as caught:
-        await readyz(request)
+        await readyz(asking(ping))
     (line,) = caplog.records
     assert "permission denied for table secret" in str(line.__dict__)
     assert "is read-only, has no connection left, or lacks a table" in caught.value.detail

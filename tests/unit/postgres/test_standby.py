@@ -122,7 +122,7 @@ async def test_the_wait_is_reported_once_and_its_end_with_its_length() -> None:
 
 
 async def test_no_more_is_written_while_a_commit_is_known_to_wait() -> None:
-    """The server is asked once a second; what it does not say changes nothing."""
+    """The server is asked once a second; where it does not say it, a write finds out."""
     world = World()
     await world.watch.require_reached()
     assert 0 == world.server.asked
@@ -135,19 +135,22 @@ async def test_no_more_is_written_while_a_commit_is_known_to_wait() -> None:
     assert 1 == world.server.asked
     world.clock.now += LOOK_SECONDS
     world.server.error = Unreachable("no connection is free")
+    await world.watch.require_reached()
+    world.clock.now += LOOK_SECONDS
+    world.server.error = None
     with pytest.raises(Unreachable, match=StandbyAwaited.cause):
         await world.watch.require_reached()
     world.clock.now += LOOK_SECONDS
-    world.server.error, world.server.is_waiting = None, False
+    world.server.is_waiting = False
     for _ in range(2):
         await world.watch.require_reached()
-    assert 3 == world.server.asked
+    assert 4 == world.server.asked
     # Not known yet: the next one may wait again.
     assert [StandbyAwaited()] == world.observed
     world.watch.note_commit()
     world.clock.now += LOOK_SECONDS
     await world.watch.require_reached()
-    assert 3 == world.server.asked
+    assert 4 == world.server.asked
 
 
 async def test_a_read_whose_wait_was_cancelled_names_the_standby_without_a_question() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from aiohttp import web
@@ -18,6 +19,8 @@ DATABASE_UNREADY: Final = (
     "The database does not answer, is read-only, has no connection left, or lacks a table or a"
     " right; `cause` of request.database_unavailable in the log says which."
 )
+# Load balancers wait for a check for some two seconds, and take an instance for hung that says nothing.
+PING_SECONDS: Final = 1.5
 KEYS_UNKNOWN: Final = (
     "The token issuer's keys were not fetched yet; `cause` of issuer.keys_not_fetched in the log"
     " says why."
@@ -47,9 +50,11 @@ async def readyz(request: web.Request) -> web.Response:
     if down := service.runner.down:
         raise Overloaded(f"Not running: {', '.join(down)}.", retry_after_seconds=1)
     try:
-        await service.reads.ping()
-    except Unreachable as error:
-        logger.warning("request.database_unavailable", cause=str(error))
+        async with asyncio.timeout(PING_SECONDS):
+            await service.reads.ping()
+    except (Unreachable, TimeoutError) as error:
+        cause = str(error) or "no answer to a health check yet"
+        logger.warning("request.database_unavailable", cause=cause)
         drop_frames(error)
         raise DatabaseUnavailable(DATABASE_UNREADY, retry_after_seconds=1) from None
     idle = sorted(name for name, running in service.runner.up.items() if not running)
