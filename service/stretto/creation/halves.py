@@ -11,7 +11,7 @@ known, or else those who are proven (`proofs.py`), are a part of their own, befo
 
 If the last refused batch had no time for all, many are refused: the next one is not led as a whole
 (`batch.py`). After the part of the proven one request is led alone, and after each success twice as
-many. So each refused one costs one statement. The same is done where the refusal of the whole batch
+many, up to a few. So each refused one costs one statement. The same is done where the refusal of the whole batch
 took long: by halves, it would take several times as long to find one. Then the newest come first in
 every other batch: an innocent newcomer does not wait for all who came before and are refused.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.breakers import OWNER_SECONDS_MAX
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from stretto.creation.ports import Write, WriteRequest, WriteResult
     from stretto.domain import UserId
     from stretto.runtime.mailbox import Mailbox
+
+# While requests go one by one. A refused one among them is found after four refusals, each of which may
+# take long, and others cannot have their turn before.
+TOGETHER_MAX: Final = 8
 
 
 class Halves:
@@ -88,7 +92,7 @@ class Halves:
             if isinstance(result, SettledAsFailed):
                 self._wasted_seconds += self._breakers.clock_seconds() - self._since
             if self._part and not is_first:
-                size = 2 * len(part) if isinstance(result, Led) else 1
+                size = min(2 * len(part), TOGETHER_MAX) if isinstance(result, Led) else 1
             is_first = False
         self._breakers.are_many_refused = bool(self._parts)
 

@@ -133,6 +133,15 @@ async def test_the_known_are_led_before_those_who_are_proven_since_a_short_time(
     assert [[1, 2, 3], [2, 3], [1]] == world.leads()
 
 
+async def test_one_who_is_refused_behind_many_newcomers_is_found_soon() -> None:
+    """Each refusal may take long, and reliable owners wait for it."""
+    others = [write(UserId(f"new{n}"), n) for n in range(2, 101)]
+    # The newest come first.
+    world = await asked_beside_proven(write(HOT, 1), *others, seconds=OWNER_SECONDS_MAX)
+    _, *parts = world.leads()
+    assert sum(1 in part for part in parts) <= 4
+
+
 async def test_where_a_refusal_took_long_the_first_is_found_at_once() -> None:
     """By halves, each one that has it would take as long again."""
     others = [write(UserId(f"new{n}"), n) for n in range(2, 9)]
