@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Beyond the deadline of a write, whose connection is cut then.
 DEADLINE_SECONDS = 60
 # In one round trip, or in two.
-LEADERS = ["claim_and_lead", "claim", "lead"]
+LEADERS = ["claim_and_lead", "claim", "lead_before_hook"]
 FINGERPRINT = NewGroup.parse(UserId("alice"), TEAM).fingerprint()
 VETO = """CREATE OR REPLACE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$
           BEGIN RAISE EXCEPTION 'no'; END$$;
@@ -96,7 +96,7 @@ async def test_a_broken_statement_of_the_leader_is_its_own_again(
     [
         ("claim_and_lead", "created", "replayed"),
         ("claim", "created", "replayed"),
-        ("lead", "recovered", "replayed"),
+        ("lead_before_hook", "recovered", "replayed"),
     ],
 )
 async def test_a_statement_delayed_past_the_lease_writes_nothing(
@@ -195,10 +195,10 @@ async def test_attempts_truncated_between_claim_and_lead_are_claimed_again(
     """And truncated after the answer they heal, at a replica that remembers nothing."""
     other = await start_service()
     async with (
-        api_through(proxy, start_service, "lead", writers=1) as api,
+        api_through(proxy, start_service, "lead_before_hook", writers=1) as api,
         apis(other) as (fresh,),
     ):
-        fault = proxy.plan(FaultKind.HOLD, "lead")
+        fault = proxy.plan(FaultKind.HOLD, "lead_before_hook")
         waiting = asyncio.ensure_future(api.create("k"))
         await until(fault.happened)
         await connection.execute("TRUNCATE attempt")
