@@ -682,7 +682,8 @@ END
 $$;
 
 -- lead_groups_at_once: lead_groups as a transaction of its own, in which no hook runs: what triggers have
--- deferred to its end is a part of it.
+-- deferred to its end is a part of it. Each routine sets back by itself: one for all would be looked up in the
+-- search_path that a trigger has set.
 CREATE FUNCTION lead_groups_at_once_1(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
     descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],

@@ -14,6 +14,7 @@ from stretto.postgres.hook_transaction import HookTransaction
 from stretto.postgres.writes import PostgresWriteStore
 from support.both_stores import write
 from support.commit_settings import (
+    DEFERRED,
     have_set,
     messages_at_commits,
     see_commits,
@@ -83,8 +84,7 @@ async def test_a_failure_is_flushed_whatever_a_deferred_trigger_sets(
 ) -> None:
     """A crash after 410 would have the key create a group. So with the warning of an unsure commit."""
     await see_all(connection)
-    deferred = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
-    await have_set(connection, f"AFTER UPDATE ON attempt {deferred}", statement)
+    await have_set(connection, f"AFTER UPDATE ON attempt {DEFERRED}", statement)
     for key in ("a", "b"):
         ours = write(key)
         await store.claim([ours])

@@ -14,6 +14,7 @@ from stretto.postgres.queries import QUERIES
 from stretto.store_errors import HookError, OutcomeUnknown, Refused, Transient, Unreachable
 from support.both_stores import write
 from support.commit_settings import (
+    DEFERRED,
     have_set,
     messages_at_commits,
     see_commits,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from support.hooked_stores import Created
 
 # Of groups, at the end of their transaction.
-DEFERRED: Final = "AFTER INSERT ON chat_group DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+AT_THE_END: Final = f"AFTER INSERT ON chat_group {DEFERRED}"
 SESSION: Final = """
     SELECT name, setting FROM pg_settings
     UNION ALL VALUES ('user', current_user::text), ('session user', session_user::text)
@@ -172,7 +173,7 @@ async def test_the_server_warns_of_an_unsure_commit_whatever_is_set(
     quiet = "SET LOCAL client_min_messages = error"
     usual = await connection.fetchval("SHOW client_min_messages")
     if is_deferred:
-        await have_set(connection, DEFERRED, quiet)
+        await have_set(connection, AT_THE_END, quiet)
     assert len(await led_by(stores(running("SELECT 1" if is_deferred else quiet)))) == 1
     assert {usual} == await messages_at_commits(connection)
 
@@ -182,7 +183,7 @@ async def test_a_deferred_trigger_does_not_decide_what_a_commit_behind_a_hook_wa
 ) -> None:
     """A crash after 201 would lose the group."""
     await see_commits(connection, "chat_group")
-    await have_set(connection, DEFERRED, "SET LOCAL synchronous_commit = off")
+    await have_set(connection, AT_THE_END, "SET LOCAL synchronous_commit = off")
     usual = await connection.fetchval("SHOW synchronous_commit")
     assert len(await led_by(stores(running("SELECT 1")))) == 1
     assert [usual] == await seen_at_commits(connection)
@@ -193,7 +194,7 @@ async def test_what_is_deferred_and_takes_too_long_behind_a_hook_is_not_blamed_o
 ) -> None:
     """It is cut off as a commit is: what became of it is not known."""
     monkeypatch.setattr(writes, "WRITE_SECONDS", 1.0)
-    await have_set(connection, DEFERRED, "PERFORM pg_sleep(3)")
+    await have_set(connection, AT_THE_END, "PERFORM pg_sleep(3)")
     with pytest.raises(OutcomeUnknown) as error:
         await led_by(stores(running("SELECT 1")))
     assert not isinstance(error.value, HookError)

@@ -28,6 +28,7 @@ from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.migrate import migrate
 from stretto.store_errors import Unreachable
 from support.commit_settings import (
+    DEFERRED,
     have_set,
     messages_at_commits,
     see_commits,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 ALICE, CAROL = UserId("alice"), UserId("carol")
 OTHER: Final = "other"
-DEFERRED: Final = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
 # Of whatever alice does.
 WHEN: Final = {
     "claim": "BEFORE INSERT ON attempt FOR EACH ROW WHEN (NEW.owner_id = 'alice')",

@@ -6,11 +6,13 @@ defers itself once more, then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from support.database import Connection
 
+# Of a trigger that runs at the end of its transaction.
+DEFERRED: Final = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
 _SEEING = """
     CREATE TABLE IF NOT EXISTS public.seen (step text, durability text, messages text);
     CREATE OR REPLACE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN

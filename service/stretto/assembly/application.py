@@ -200,7 +200,8 @@ def _require_options(options: AppOptions) -> None:
 
 
 def _ages(lag: Lag) -> Reading:
-    return {} if lag.seconds is None else {(): round(lag.seconds)}
+    seconds = lag.seconds
+    return {} if seconds is None else {(): round(seconds)}
 
 
 def _gauges(component: Component) -> dict[str, Callable[[], Reading]]:

@@ -6,7 +6,7 @@ wait, and after `OWNER_SECONDS_MAX` for owners who are reliable: each refusal ma
 
 Owners of whom none was refused lately come first. So a newcomer does not wait until those are found
 who are refused again and again. Among these, the owner comes first whose last refusal is the longest
-ago. Where ever new owners are refused, that does not tell them from others. So the owners who are
+ago. Where ever new owners are refused, that does not distinguish them. So the owners who are
 known, or else those who are proven (`proofs.py`), are a part of their own, before the newcomers.
 
 If the last refused batch had no time for all, many are refused: the next one is not led as a whole
@@ -71,7 +71,7 @@ class Halves:
         """The part that is being led; empty once it is split."""
         bounds = sorted({best, unrefused} - {0, len(batch)})
         if not bounds and started is not None:
-            # Nothing tells the owners apart.
+            # Nothing distinguishes the owners.
             best, bounds = 0, [] if self._is_one_by_one else [len(batch) // 2]
         first_owner = self._part[0].message.new_group.owner
         self._has_proven = best > 0 and breakers.proofs.is_proven(first_owner)

@@ -32,7 +32,7 @@ class Lane(StrEnum):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a cancelled wait for a standby shows nothing new: what UPKEEP writes tells nobody of it."""
+        """Whether a wait for a standby may be cancelled: no group or deletion that it lacks is seen then."""
         return self not in (Lane.FOLLOWERS, Lane.DELETIONS)
 
 
