@@ -11,6 +11,10 @@ class ListenError(Exception):
     """The service cannot listen on the address; the message says which and why."""
 
 
+class BusError(Exception):
+    """NATS does not answer, or refuses us; the message says why."""
+
+
 class WorkersError(Exception):
     """No worker process can be started; the message says how the last one ended."""
 

@@ -368,7 +368,7 @@ async def test_the_command_says_when_there_is_no_bus(
     assert (2, "stretto: STRETTO_NATS_URL is not set\n") == (code, errors)
     url = f"nats://127.0.0.1:{unused_tcp_port}"
     code, _, errors = await stretto("bus", DATABASE_URL=database_url, NATS_URL=url)
-    assert code == 2
+    assert code == 3
     assert "stretto: NATS does not answer as it should within 5 s" in errors
 
 
@@ -380,7 +380,7 @@ async def test_the_command_says_what_is_wrong_with_the_bus(
     async with process as server:
         url = server.url.replace("nats://", "nats://u:wrong@")
         code, _, errors = await stretto("bus", DATABASE_URL=database_url, NATS_URL=url)
-        assert 2 == code
+        assert 3 == code
         assert "Authorization Violation" in errors
         assert "wrong" not in errors
         url = server.url.replace("nats://", "nats://u:right@")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +23,7 @@ from stretto.store_errors import (
 from support.both_stores import write
 from support.database import end_session, groups
 from support.hooked_stores import DEADLINE_SECONDS, Stores, led_by, running
+from support.waiting import until
 
 if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection as InnerConnection
@@ -250,6 +253,31 @@ async def test_a_hook_that_goes_on_loses_its_connection(
     go_on.set()
     assert "released" in str(await ended)
     assert await connection.fetchval("SELECT count(*) FROM tenant") == 0
+
+
+async def test_what_a_hook_that_was_left_alone_raises_in_the_end_is_in_no_log(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By asyncio it would be, with its text: that may hold a user's row."""
+    monkeypatch.setattr(hook_module, "HOOK_SECONDS", 0.1)
+    monkeypatch.setattr(hook_module, "HOOK_CANCEL_SECONDS", 0.1)
+    go_on, hooks, logged = asyncio.Event(), set[weakref.ref[object]](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+
+    async def hook(*_: object) -> None:
+        hooks.add(weakref.ref(asyncio.current_task()))
+        await _take_the_cancellation()
+        await go_on.wait()
+        message = "a user's row"
+        raise LookupError(message)
+
+    with pytest.raises(HookError):
+        await led_by(stores(hook))
+    go_on.set()
+    # A task logs what nobody has read when it is no more.
+    await until(lambda: bool(gc.collect() + 1) and not any(each() for each in hooks))
+    assert 1 == len(hooks)
+    assert [] == logged
 
 
 async def test_a_veto_is_final_and_takes_the_hooks_rows_with_it(

@@ -157,7 +157,7 @@ async def test_a_nats_that_asks_for_certificates_serves_ours_alone(
         )
         for refused in (without, settings | files):
             code, _, errors = await stretto("bus", **base, **refused)
-            assert (2, True) == (code, "NATS does not answer as it should" in errors), errors
+            assert (3, True) == (code, "NATS does not answer as it should" in errors), errors
 
 
 @pytest.mark.parametrize("proxy", ["haproxy", "nginx"])

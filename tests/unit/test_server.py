@@ -278,7 +278,10 @@ except KeyboardInterrupt:
     [
         ("set STRETTO_HOST to an address", socket.gaierror(socket.EAI_NONAME, "Name not known")),
         ("set STRETTO_HOST to an address", OSError(errno.EADDRNOTAVAIL, "Cannot assign address")),
-        ("choose another port", OSError(errno.EADDRINUSE, "Address already in use")),
+        (
+            "STRETTO_PORT), or try again in half",
+            OSError(errno.EADDRINUSE, "Address already in use"),
+        ),
         ("choose another port", OSError(errno.EACCES, "Permission denied")),
     ],
 )

@@ -20,13 +20,20 @@ from stretto.commands.reports import database_failure, is_lasting_failure
 from stretto.errors import NotFound
 from stretto.postgres.driver_errors import in_words
 from stretto.standard_streams import OutputLost
-from stretto.start_errors import ConfigurationError, EmbeddedError, ListenError, WorkersError
+from stretto.start_errors import (
+    BusError,
+    ConfigurationError,
+    EmbeddedError,
+    ListenError,
+    WorkersError,
+)
 from stretto.store_errors import Unreachable
 
 _CODES = {
     ConfigurationError: EXIT_USAGE,
     EmbeddedError: EXIT_EMBEDDED,
     Unreachable: EXIT_DATABASE,
+    BusError: EXIT_DATABASE,
     ListenError: EXIT_PORT,
     WorkersError: EXIT_WORKERS,
 }

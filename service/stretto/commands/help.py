@@ -26,7 +26,7 @@ EXIT_CODES: Final = {
     EXIT_DONE: "done",
     EXIT_NOT_FOUND: "not found, or a guarantee does not hold",
     EXIT_USAGE: "wrong usage or settings, or a schema or rights that do not fit",
-    EXIT_DATABASE: "the database does not answer, or refuses us",
+    EXIT_DATABASE: "the database or NATS does not answer, or refuses us",
     EXIT_EMBEDDED: "the embedded server cannot run",
     EXIT_PORT: "the address is in use, or may not be listened on",
     EXIT_WORKERS: "no worker process stays alive",

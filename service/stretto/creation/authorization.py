@@ -21,6 +21,7 @@ from stretto.creation.laggards import (
     RETRY_AFTER_SECONDS_MAX,
     Laggards,
 )
+from stretto.creation.paces import Paces
 from stretto.domain import NewGroup
 from stretto.errors import AuthorizeFailed, CreationRefused, Overloaded
 from stretto.kinds import is_a, name_of
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 
 # Of a process at once: a host whose service hangs keeps so many requests waiting, and rejects others.
 # One owner has no more of them than are left free for others: a single owner gets half, a second one a
-# quarter. So a few owners, for whom the host's code hangs, do not keep all others out. Nor do many:
-# those for whom it was late have calls of their own (`laggards.py`).
+# quarter. So a few owners, for whom the host's code hangs, do not keep all others out. Nor do many: those
+# for whom it was slow leave some to the others (`paces.py`), and those for whom it was late have calls of
+# their own (`laggards.py`).
 AUTHORIZATIONS_MAX: Final = 1024
 # Of one owner at once; further ones wait for these. A host asks its own database: its pool would serve the
 # calls of one owner with hundreds of requests before any other's.
@@ -69,9 +71,12 @@ class _Calls:
         self._free = at_once_max
         self._of_owner: Counter[UserId] = Counter()
 
-    def begin(self, owner: UserId) -> bool:
-        """Count one more call of the owner, and return true, if it may begin."""
-        if self._of_owner[owner] >= self._free:
+    def begin(self, owner: UserId, left_to_others: int = 0) -> bool:
+        """Count one more call of the owner, and return true, if it may begin.
+
+        So many of those that are free are not for this owner.
+        """
+        if self._of_owner[owner] >= self._free - left_to_others:
             return False
         self._free -= 1
         self._of_owner[owner] += 1
@@ -109,7 +114,7 @@ class _Place:
     def _move(self, call: asyncio.Task[None], stuck: _StuckCalls) -> None:
         if call.done():
             return
-        if stuck.begin(self._owner):
+        if stuck.take(self._owner):
             self._calls.end(self._owner)
             self._calls = stuck
             logger.warning("authorize.stuck", calls=stuck.of(self._owner))
@@ -125,7 +130,7 @@ class _StuckCalls(_Calls):
         self._clock_seconds = clock_seconds
         self._refused_until: dict[UserId, float] = {}
 
-    def begin(self, owner: UserId) -> bool:
+    def take(self, owner: UserId) -> bool:
         """Count one more, if there may be more; with many of them, its owner is refused for a while."""
         if not self._free:
             return False
@@ -170,7 +175,7 @@ class Authorization:
         self._observe = observe
         self._reportable = reportable
         self._hooks = hooks
-        self._laggards = Laggards()
+        self._laggards, self._paces = Laggards(), Paces()
         self._calls, self._late_calls = _Calls(AUTHORIZATIONS_MAX), _Calls(LATE_CALLS_MAX)
         self._stuck = _StuckCalls(self._laggards.clock_seconds)
         self._turns: WeakValueDictionary[UserId, asyncio.Semaphore] = WeakValueDictionary()
@@ -201,7 +206,8 @@ class Authorization:
             raise self._failure(cause, None, RETRY_AFTER_SECONDS_MAX)
         is_late = owner in laggards
         calls = self._late_calls if is_late else self._calls
-        if not calls.begin(owner):
+        left_to_others = 0 if is_late else self._paces.left_to_others(owner, AUTHORIZATIONS_MAX)
+        if not calls.begin(owner, left_to_others):
             seconds = laggards.retry_after_seconds() if is_late else RETRY_AFTER_SECONDS
             raise Overloaded(retry_after_seconds=seconds)
         turns = self._turns.setdefault(owner, asyncio.Semaphore(CALLS_OF_OWNER))
@@ -237,7 +243,9 @@ class Authorization:
             laggards.note_late(owner)
             seconds = laggards.retry_after_seconds()
             raise self._failure(f"authorize took longer than {patience:g} s", None, seconds)
-        laggards.note_answered(owner, laggards.clock_seconds() - began)
+        taken_seconds = laggards.clock_seconds() - began
+        laggards.note_answered(owner, taken_seconds)
+        self._paces.note(owner, taken_seconds)
         self._stuck.allow(owner)
         self._raise_failure(call)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from stretto.nats.access import NatsSettings
 from stretto.observations import BusFailed
 from stretto.runtime.runner import Runner
-from stretto.start_errors import ConfigurationError
+from stretto.start_errors import BusError, ConfigurationError
 
 if TYPE_CHECKING:
     from stretto.creation.age import AttemptAge
@@ -73,8 +73,8 @@ async def describe_streams(
 ) -> list[str]:
     """Return a line for the database and for each of its streams; first change them if asked to.
 
-    Raises `ConfigurationError` if NATS does not answer, or has no JetStream, or its client is not
-    installed.
+    Raises `BusError` if NATS does not answer, `ConfigurationError` if it has no JetStream, too few servers,
+    or its client is not installed.
     """
     _require_client()
     from nats.js.errors import ServiceUnavailableError  # noqa: PLC0415
@@ -120,7 +120,7 @@ async def describe_streams(
                 f"NATS does not answer as it should within {ANSWER_SECONDS:.0f} s ({cause});"
                 " is STRETTO_NATS_URL right?"
             )
-            raise ConfigurationError(message) from error
+            raise BusError(message) from error
     return [*lines, f"our database: {bus.origin}", *describe(deployment, infos)]
 
 

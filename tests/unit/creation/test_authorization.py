@@ -16,6 +16,7 @@ from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.creation.authorization import AUTHORIZATIONS_MAX, Authorization
 from stretto.creation.hook_calls import HookCalls
 from stretto.creation.laggards import RETRY_AFTER_SECONDS_MAX
+from stretto.creation.paces import SLOW_SECONDS
 from stretto.domain import CreatedGroup, NewGroup, UserId
 from stretto.errors import (
     AuthorizeFailed,
@@ -263,8 +264,8 @@ class Crowd:
 async def test_so_many_are_asked_at_once_and_owners_leave_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are rejected at once."""
-    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 4)
+    """Others are rejected at once; a call is left to an owner who is known to be quick."""
+    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 5)
     crowd = Crowd(world.by(_hang))
     for owner in ("alice", "alice", "bob"):
         await crowd.come(owner)
@@ -279,6 +280,34 @@ async def test_so_many_are_asked_at_once_and_owners_leave_room(
     await crowd.leave()
     for owner in ("dave", "dave"):
         await crowd.come(owner)
+    await crowd.leave()
+
+
+async def test_owners_for_whom_the_host_is_slow_leave_room_to_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are: half to newcomers, and of that a half to owners who are quick."""
+    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 8)
+    clock, waiting = Clock(0.0), asyncio.Event()
+    waiting.set()
+
+    async def answer(new_group: NewGroup) -> None:
+        clock.now += SLOW_SECONDS if new_group.owner.startswith("slow") else 0.0
+        await waiting.wait()
+
+    crowd = Crowd(world.by(answer))
+    crowd._authorization._laggards.clock_seconds = clock
+    slow = [f"slow{number}" for number in range(5)]
+    for owner in (*slow, "quick1", "quick2"):
+        await crowd.ask(owner)
+    waiting.clear()
+    for come, rejected in ((slow[:4], slow[4]), (["new1", "new2"], "new3")):
+        for owner in come:
+            await crowd.come(owner)
+        with pytest.raises(Overloaded):
+            await crowd.come(rejected)
+    await crowd.come("quick1")
+    await crowd.come("quick2")
     await crowd.leave()
 
 

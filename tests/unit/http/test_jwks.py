@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from stretto.errors import Overloaded, Unauthenticated
 from stretto.http.tokens.jwks import (
     DOCUMENT_BYTES_MAX,
     KEPT_SECONDS,
+    KEYS_TRIED_MAX,
     LOOK_AGAIN_SECONDS,
     REQUESTS_PER_TURN,
     RETRY,
@@ -208,13 +210,27 @@ async def test_only_usable_keys_are_taken(issuer: Issuer) -> None:
                 await owner_of(known, bearer(NEW, kid))
 
 
-async def test_a_token_must_name_one_of_several_keys(issuer: Issuer) -> None:
-    """Guessing is not verifying, where keys have ids."""
-    issuer.keys.append(published(NEW, kid="new"))
+@pytest.mark.parametrize("key", [NEW, RSA_KEY])
+async def test_a_token_that_names_no_key_may_be_signed_with_any(issuer: Issuer, key: Any) -> None:
+    """Else a rotation shuts out all users of an issuer whose tokens never name one."""
     async with issuer.authenticator() as known:
+        issuer.keys.append(published(key, kid="new"))
         issuer.now += LOOK_AGAIN_SECONDS
-        with pytest.raises(Unauthenticated):
-            await owner_of(known, bearer(OLD, None))
+        for signer in (key, OLD):
+            assert await owner_of(known, bearer(signer, None)) == "alice"
+        forged = bearer(ed25519.Ed25519PrivateKey.generate(), None)
+        with pytest.raises(Unauthenticated, match="signature is wrong"):
+            await owner_of(known, forged)
+
+
+async def test_keys_without_an_id_are_the_first_to_be_tried_for_a_token_without_one(
+    issuer: Issuer,
+) -> None:
+    """Only a few are tried."""
+    issuer.keys = [published(NEW, kid=str(number)) for number in range(KEYS_TRIED_MAX)]
+    issuer.keys.append(published(OLD))
+    async with issuer.authenticator() as known:
+        assert await owner_of(known, bearer(OLD, None)) == "alice"
 
 
 async def test_a_tokens_algorithm_is_its_keys(issuer: Issuer) -> None:

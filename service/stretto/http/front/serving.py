@@ -59,6 +59,9 @@ async def serving(
 def cannot_listen(host: str, port: int, error: OSError) -> ListenError:
     """Return the error that says why the address cannot be listened on."""
     remedy = "choose another port (--port, STRETTO_PORT)"
+    if error.errno == errno.EADDRINUSE:
+        # Workers whose supervisor was killed answer what they have, and end.
+        remedy += ", or try again in half a minute, should it be an earlier instance that ends"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         remedy = "set STRETTO_HOST to an address of this machine"
     return ListenError(f"cannot listen on {host}:{port} ({error.strerror}); {remedy}")

@@ -163,17 +163,18 @@ class KeySet:
         return self._next_fetch_at - self._clock_seconds()
 
     def _find(self, kid: str | None, algorithm: str | None) -> tuple[TokenKey, ...]:
-        """Return the keys of that id; for a token that names none, those without one.
+        """Return the keys of that id; for a token that names none, all, those without one first.
 
         Keys of different kinds may share an id (RFC 7517, 4.5): the algorithm chooses among them.
         If it fits none, one is returned nevertheless: the id is known, so the token is refused
-        at once. An only key also serves tokens that name none.
+        at once. A token need not name its key (RFC 7515, 4.1.4), and an issuer whose tokens never do
+        has several keys while it replaces one.
         """
         if self._age_seconds > STALE_SECONDS:
             return ()
         named = tuple(key for key in self._keys if key.kid == kid)
-        if kid is None and len(self._keys) == 1:
-            named = self._keys
+        if kid is None:
+            named += tuple(key for key in self._keys if key.kid is not None)
         fitting = tuple(key for key in named if key.algorithm == algorithm)
         return fitting[:KEYS_TRIED_MAX] or named[:1]
 
