@@ -60,6 +60,13 @@ class _Unreadable(Exception):
         raise RuntimeError
 
 
+class _Leaving(Exception):
+    """To read it ends the process."""
+
+    def __getattribute__(self, name: str) -> NoReturn:
+        raise SystemExit(3)
+
+
 class _Nameless(type):
     @property
     def __name__(cls) -> NoReturn:  # type: ignore[override]
@@ -118,6 +125,7 @@ async def _failure_of(lead: Awaitable[object]) -> HookError:
         (False, _OddGroup("odd", [ValueError()])),
         (False, _OddTraceback()),
         (False, _Unreadable()),
+        (False, _Leaving()),
         (True, _OfNoName()),
         (False, _OfNoClass()),
         (True, _odd_state()),
@@ -125,7 +133,7 @@ async def _failure_of(lead: Awaitable[object]) -> HookError:
         (False, _FixedDetail("fixed")),
     ],
     ids=[
-        *("frozen", "failure", "group", "traceback", "unreadable"),
+        *("frozen", "failure", "group", "traceback", "unreadable", "leaving"),
         *("nameless", "closed", "sqlstate", "message", "detail"),
     ],
 )

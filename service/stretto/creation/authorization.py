@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from stretto.creation.attempt import Sighting
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
-from stretto.creation.host_errors import last_raised, veto_of
+from stretto.creation.host_errors import READING_ERRORS, last_raised, veto_of
 from stretto.creation.laggards import (
     AUTHORIZE_SECONDS,
     LATE_CALLS_MAX,
@@ -258,7 +258,7 @@ class Authorization:
             return
         try:
             veto = veto_of(error)
-        except Exception:  # noqa: BLE001 whatever the host's error raises where it is read
+        except READING_ERRORS:
             veto = None
         if veto is not None:
             raise CreationRefused(veto)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
 
+# What a host's error may raise where it is read. `SystemExit` would end our event loop, and the host with it.
+READING_ERRORS: Final = (Exception, SystemExit)
 _TRACEBACK: Final = BaseException.__dict__["__traceback__"]
 
 

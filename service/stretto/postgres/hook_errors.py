@@ -12,7 +12,7 @@ from typing import Final
 
 import asyncpg
 
-from stretto.creation.host_errors import chain, veto_of
+from stretto.creation.host_errors import READING_ERRORS, chain, veto_of
 from stretto.kinds import is_a, name_of
 from stretto.misuse import CreatedInHook
 from stretto.postgres.driver_errors import sqlstate_of, store_error
@@ -74,7 +74,7 @@ def verdict_of(error: Exception, *, is_gone: bool = False) -> StoreError:
     """
     try:
         verdict = _read_verdict(error)
-    except Exception:  # noqa: BLE001 whatever the host's error raises where it is read
+    except READING_ERRORS:
         verdict = HookError(f"on_create raised {name_of(error)}")
     return HookCutOff(_SESSION_LOST) if is_gone and not isinstance(verdict, Refused) else verdict
 
@@ -106,7 +106,7 @@ def without_row_data(error: BaseException) -> BaseException | None:
                 _ARGS.__set__(link, (_message(link),))
                 object.__setattr__(link, "detail", None)
                 object.__setattr__(link, "hint", None)
-    except Exception:  # noqa: BLE001 whatever the host's code raises
+    except READING_ERRORS:
         return None
     return error
 
