@@ -67,6 +67,16 @@ class _Leaving(Exception):
         raise SystemExit(3)
 
 
+class _LeavingVeto(GroupRejected):
+    @property
+    def failure(self) -> NoReturn:
+        raise SystemExit(3)
+
+    @failure.setter
+    def failure(self, _: object) -> None:
+        pass
+
+
 class _Nameless(type):
     @property
     def __name__(cls) -> NoReturn:  # type: ignore[override]
@@ -110,7 +120,7 @@ async def _failure_of(lead: Awaitable[object]) -> HookError:
         await lead
     except HookError as failed:
         return failed
-    except Exception as crash:  # noqa: BLE001 whatever it is, pytest cannot show what led to it
+    except (Exception, SystemExit) as crash:  # noqa: BLE001 pytest cannot show what led to it
         message = f"the writer would crash: {type(crash)!r}"
         raise AssertionError(message) from None
     message = "it did not fail"
@@ -126,6 +136,7 @@ async def _failure_of(lead: Awaitable[object]) -> HookError:
         (False, _OddTraceback()),
         (False, _Unreadable()),
         (False, _Leaving()),
+        (True, _LeavingVeto("quota", "No.")),
         (True, _OfNoName()),
         (False, _OfNoClass()),
         (True, _odd_state()),
@@ -133,7 +144,7 @@ async def _failure_of(lead: Awaitable[object]) -> HookError:
         (False, _FixedDetail("fixed")),
     ],
     ids=[
-        *("frozen", "failure", "group", "traceback", "unreadable", "leaving"),
+        *("frozen", "failure", "group", "traceback", "unreadable", "leaving", "leaving veto"),
         *("nameless", "closed", "sqlstate", "message", "detail"),
     ],
 )
