@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
-from contextlib import ExitStack, asynccontextmanager, closing, nullcontext, suppress
+from contextlib import (
+    ExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from threading import Timer
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -22,7 +30,7 @@ from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import configured_logging
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Coroutine, Iterator
 
     from stretto.config import Settings
     from stretto.postgres.driver_connection import Connection
@@ -115,12 +123,47 @@ async def connected(
     database may be the first in its data dir.
     """
     schema = settings.component.db_schema
-    async with (
-        database_place(settings, say, makes=makes, migrates=needs_tables) as place,
-        database_connection(place.dsn, schema, needs_tables=needs_tables) as connection,
-        _watched_commits(place.dsn, schema) if writes else nullcontext(),
-    ):
-        yield connection
+    with _ended_in_order():
+        async with (
+            database_place(settings, say, makes=makes, migrates=needs_tables) as place,
+            database_connection(place.dsn, schema, needs_tables=needs_tables) as connection,
+            _watched_commits(place.dsn, schema) if writes else nullcontext(),
+        ):
+            yield connection
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """On SIGTERM cancel the command's task, as Ctrl-C does, and end by the signal after that.
+
+    The driver then cancels the statement, which the server would go on with. A second signal ends the
+    process at once.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    is_terminated = False
+
+    def restore() -> None:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        restore()
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        restore()
+        if is_terminated:
+            signal.raise_signal(signal.SIGTERM)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.scans import scanning
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -40,8 +41,7 @@ class CheckReport:
 
 async def check_database(connection: Connection, retention_days: int) -> CheckReport:
     """Look for violations of G1 to G5."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        await connection.execute(QUERIES["allow_scans"])
+    async with scanning(connection):
         counts = await connection.fetchrow(QUERIES["check_counts"])
         assert counts is not None
         rows = [

@@ -28,6 +28,16 @@ LIMIT $1;
 -- event that is kept, and, where the start is of the newest history, by the transaction that has last
 -- written the group. At first the group's owner is the one who has created it; a change may make
 -- others owners. Of a tombstone only the event of the deletion is looked for. $3 is now.
+-- The start is asked for by a subquery, not joined: that would be a loop, of as many rows as the planner
+-- expects in a table without statistics, a thousand.
+WITH start AS MATERIALIZED (
+    SELECT position = '0' AS is_whole,
+           history_start.history = (SELECT max(number) FROM outbox_history) AS is_newest,
+           position::text::bigint AS first_transaction,
+           pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next_transaction,
+           (SELECT created_at FROM outbox ORDER BY history, position LIMIT 1) AS first_at
+    FROM history_start
+)
 SELECT group_id,
        CASE WHEN deleted_at IS NOT NULL THEN 'deleted without its event'
             WHEN conversation.conversation_id IS NULL THEN 'group without its conversation'
@@ -45,27 +55,20 @@ CROSS JOIN LATERAL (
 LEFT JOIN (SELECT subject, max(coalesce((change ->> 'revision')::integer, 0)) AS revision
            FROM outbox GROUP BY subject) AS event ON event.subject = chat_group.group_id
 CROSS JOIN LATERAL (SELECT coalesce(deleted_at, changed_at, chat_group.created_at) AS at) AS changed
-CROSS JOIN (
-    SELECT position = '0' AS is_whole,
-           history_start.history = (SELECT max(number) FROM outbox_history) AS is_newest,
-           position::text::bigint AS first_transaction,
-           pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next_transaction,
-           (SELECT created_at FROM outbox ORDER BY history, position LIMIT 1) AS first_at
-    FROM history_start
-) AS start
 WHERE chat_group.conversation_id IS NOT NULL
       AND (conversation.conversation_id IS NULL OR conversation.kind <> 'group'
            OR is_owned IS NOT TRUE)
    OR (coalesce(event.revision < chat_group.revision, true) AND changed.at
        > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2)
        AND failure_code IS NULL
-       AND (is_whole
+       AND (SELECT is_whole
             OR is_newest AND next_transaction - age(chat_group.xmin) >= first_transaction
                AND changed.at >= coalesce(first_at, '-infinity')
             -- A time to come is one of a clock that was ahead: it says nothing of the log's start. Once it
             -- has come, nothing tells it from the others, and the group is reported for $2 days.
             OR NOT is_newest AND changed.at >= first_at
-               AND changed.at <= coalesce($3::timestamptz, clock_timestamp())))
+               AND changed.at <= coalesce($3::timestamptz, clock_timestamp())
+            FROM start))
 LIMIT $1;
 
 -- name: check_conversations
@@ -117,6 +120,11 @@ LIMIT $1;
 -- of a group wait for each other and the log is truncated from its beginning, so of a group's events
 -- it has the last ones, without a gap. Only the number of changes is compared: what a host has changed
 -- is right.
+WITH start AS MATERIALIZED (
+    SELECT position = '0' AS is_whole,
+           (SELECT created_at FROM outbox ORDER BY history, position LIMIT 1) AS first_at
+    FROM history_start
+)
 SELECT group_id, CASE WHEN newest > revision THEN 'event of a change that its group has not had'
                       ELSE 'change without its event' END AS what
 FROM chat_group
@@ -125,23 +133,13 @@ JOIN (SELECT conversation_id, min(number) AS oldest, max(number) AS newest,
       FROM (SELECT conversation_id, coalesce((change ->> 'revision')::integer, 0) AS number
             FROM outbox) AS event
       GROUP BY conversation_id) AS events USING (conversation_id)
-CROSS JOIN (
-    SELECT position = '0' AS is_whole,
-           (SELECT created_at FROM outbox ORDER BY history, position LIMIT 1) AS first_at
-    FROM history_start
-) AS start
 WHERE newest > revision OR kept <= newest - oldest
-   OR (oldest > 0 AND (is_whole OR chat_group.created_at >= first_at
-                                   AND chat_group.created_at <= coalesce($3, clock_timestamp()))
+   OR (oldest > 0 AND (SELECT is_whole OR chat_group.created_at >= first_at
+                                      AND chat_group.created_at <= coalesce($3, clock_timestamp())
+                       FROM start)
        AND chat_group.created_at
            > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2))
 LIMIT $1;
-
--- name: allow_scans
--- Let the rest of the transaction scan and join whole tables: plans by index suit a single key
--- only.
-SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
-       set_config('enable_mergejoin', 'on', true);
 
 -- name: check_counts
 -- How much was checked.

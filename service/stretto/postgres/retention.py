@@ -25,6 +25,7 @@ import asyncpg
 from stretto.observations import RowsSwept
 from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.scans import scanning
 from stretto.runtime.actor import Actor, Pace
 from stretto.store_errors import Locked, ReadCancelled, StoreError
 
@@ -73,7 +74,8 @@ async def sweepable(
     connection: Connection, retention: Retention, now: datetime | None
 ) -> dict[str, int]:
     """Return how many rows of each table a sweep would delete, and how many partitions."""
-    row = await connection.fetchrow(QUERIES["sweepable_rows"], retention.retention_days, now)
+    async with scanning(connection):
+        row = await connection.fetchrow(QUERIES["sweepable_rows"], retention.retention_days, now)
     slots = await _sweepable_slots(connection, retention.event_retention_days, now)
     assert row is not None
     return {**row, PARTITIONS: len(slots)}
