@@ -12,6 +12,7 @@ import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from support.certificate import make_certificate
 from support.programs import find_program
@@ -26,6 +27,9 @@ NGINX = find_program("nginx")
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 # The instances in our sample files.
 INSTANCES: Final = ("10.0.0.11:8080", "10.0.0.12:8080")
+# Of haproxy's sample: a name within this machine, where several of it run at once.
+NO_INSTANCE: Final = "abns@stretto-no-instance"
+TWICE: Final = (*INSTANCES, NO_INSTANCE)
 
 # An ordinary one: only what haproxy warns without.
 HAPROXY_DEFAULTS = """
@@ -141,6 +145,7 @@ async def running_sample(
         places = {
             "bind :443": "bind {listen}",
             "/etc/haproxy/stretto.pem": str(both),
+            NO_INSTANCE: f"abns@stretto-{uuid4()}",
             # A test has no nine seconds for the checks that fail. One that succeeds may take its time: by
             # default it has as long as lies between two of them.
             "default-server check inter 2s fastinter 500ms": "timeout check 10s\n    default-server check inter 100ms",
@@ -178,11 +183,12 @@ def _asking_for_certificates(sample: Path, clients: Path) -> Mapping[str, str]:
 def _placed(sample: Path, places: Mapping[str, str]) -> str:
     """Return the text of a sample file with other places.
 
-    Each stands there once, and an instance twice: for requests and for sessions.
+    Each stands there once; an instance twice, for requests and for sessions, and so does haproxy's own
+    socket, which it binds and connects to.
     """
     text = sample.read_text()
     for old, new in places.items():
-        assert text.count(old) == 1 + (old in INSTANCES), old
+        assert text.count(old) == 1 + (old in TWICE), old
         text = text.replace(old, new)
     return text
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import orjson
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
 
@@ -100,17 +101,18 @@ class RawClient(asyncio.Protocol):
 
 
 class RawClients:
-    """Opens connections to one service."""
+    """Opens connections to one service, or to a proxy that encrypts."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         place = urlsplit(url)
         self._address = (place.hostname or "", place.port or 0)
+        self._tls = tls
         self._opened: list[RawClient] = []
 
     async def connect(self, first: bytes = b"") -> RawClient:
         """Connect, and send what is given."""
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(RawClient, *self._address)
+        _, client = await loop.create_connection(RawClient, *self._address, ssl=self._tls)
         self._opened.append(client)
         client.send(first)
         return client
@@ -122,9 +124,9 @@ class RawClients:
 
 
 @asynccontextmanager
-async def raw_clients(url: str) -> AsyncIterator[RawClients]:
+async def raw_clients(url: str, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClients]:
     """Open connections to the service at a URL, and close them all at the end."""
-    clients = RawClients(url)
+    clients = RawClients(url, tls)
     try:
         yield clients
     finally:
