@@ -47,6 +47,7 @@
 | `methods` | the methods of `docs/which-method.md`, and replicas that run their SQL |
 | `commit_settings` | triggers that set something, and what of it holds as a commit begins |
 | `standby_names` | the standby that a server's commits wait for, or none |
+| `flooding_server` | a server that answers, and goes on sending for as long as it can |
 | `frozen_server` | a connection to a server that can be frozen |
 | `webhook_receiver` | a webhook's endpoint |
 | `issuer` | an issuer that publishes its keys, and tokens signed with them |

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from stretto.network import network_failure
+from stretto.runtime.bounded_answers import BoundedConnector
 from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.targets.bus import CONTENT_TYPE
 from stretto.webhook.rules import Answered, NotCalled, Unanswered, is_public, sign
@@ -65,7 +66,9 @@ class WebhookEndpoint:
     async def __aenter__(self) -> Self:
         resolver = aiohttp.ThreadedResolver(loop_with_own_lookups())
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(socket_factory=self._socket, resolver=resolver),
+            connector=BoundedConnector(
+                body_bytes_max=ANSWER_BYTES_MAX, socket_factory=self._socket, resolver=resolver
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._send_seconds),
             auto_decompress=False,

@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from stretto.errors import Overloaded, Unauthenticated
+from stretto.http.tokens import jwks
 from stretto.http.tokens.jwks import (
     DOCUMENT_BYTES_MAX,
     KEPT_SECONDS,
@@ -22,6 +24,7 @@ from stretto.http.tokens.jwks import (
     KeySet,
 )
 from stretto.telemetry.logs import flush_log
+from support.flooding_server import flooding
 from support.issuer import NEW, OLD, RSA_KEY, Issuer, bearer, owner_of, published
 
 if TYPE_CHECKING:
@@ -167,6 +170,51 @@ async def test_without_any_keys_no_token_is_judged(failing: str, issuer: Issuer)
     async with issuer.authenticator() as known:
         with pytest.raises(Overloaded):
             await owner_of(known, bearer(OLD, "old"))
+
+
+@pytest.mark.parametrize(
+    ("cause", "head", "flood"),
+    [
+        ("the connection ended before a complete answer", b"", b"HTTP/1.1 103 \r\n\r\n"),
+        ("the issuer's keys are too large", b"HTTP/1.1 200 \r\n\r\n", b" "),
+        (
+            "the issuer's answer is not JSON",
+            b"HTTP/1.1 200 \r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"1\r\n \r\n",
+        ),
+    ],
+    ids=["interim answers", "a large document", "small chunks"],
+)
+async def test_an_issuer_that_never_ends_is_cut_off(
+    cause: str,
+    head: bytes,
+    flood: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Long before any time is up."""
+    monkeypatch.setattr(jwks, "FETCH_SECONDS", None)
+    async with flooding(head, flood * 10_000) as flooder:
+        flooder.may_flood.set()
+        async with KeySet(flooder.url, lambda: 0.0, lambda _: None) as keys:
+            with pytest.raises(Overloaded):
+                await keys.keys(None, None)
+            assert await flooder.is_cut_off()
+    assert [cause] == [vars(record)["cause"] for record in caplog.records]
+
+
+async def test_the_largest_document_may_come_in_chunks() -> None:
+    """Of a few dozen bytes each."""
+    keys = orjson.dumps({"keys": [published(OLD, kid="old")]})
+    document = b" " * (DOCUMENT_BYTES_MAX - len(keys)) + keys
+    chunks = (document[at : at + 64] for at in range(0, len(document), 64))
+    body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    head = b"HTTP/1.1 200 \r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with flooding(head + body + b"0\r\n\r\n", b" " * 10_000) as flooder:
+        async with KeySet(flooder.url, lambda: 0.0, lambda _: None) as known:
+            assert ["old"] == [key.kid for key in await known.keys("old", "EdDSA")]
+        flooder.may_flood.set()
+        assert await flooder.is_cut_off()
 
 
 async def test_a_failed_fetch_is_logged_once_and_shows_no_token(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import StreamReader, web, web_protocol, web_urldispatcher
+from aiohttp import StreamReader, TCPConnector, web, web_protocol, web_urldispatcher
 from aiohttp.base_protocol import BaseProtocol
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
@@ -20,6 +22,7 @@ from stretto.http.front.fast_path import FastPathConnection
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.front.runner import ContractRunner, ContractServer
 from stretto.http.front.writing import BoundedWriting
+from stretto.runtime import bounded_answers
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
@@ -122,3 +125,16 @@ def test_the_ends_of_chunks_are_where_they_are_counted() -> None:
         "_unread_now",
     }
     assert "_http_chunk_splits" in StreamReader.__slots__
+
+
+async def test_what_bounds_an_answer_is_called() -> None:
+    """The connector makes connections of ours, and each part of an answer comes by them."""
+    source = inspect.getsource(bounded_answers)
+    own = {"_BoundedAnswers", "_body_bytes_max", "_bytes_left", "_is_answered", "_is_over", "_end"}
+    assert {"_factory", "_payload"} == private_names(source) - own
+    assert "self._factory" in inspect.getsource(TCPConnector._create_direct_connection)
+    theirs = ResponseHandler(asyncio.get_running_loop())
+    assert "_payload" in vars(theirs)
+    assert not own & {*dir(theirs)}
+    assert {"data_received", "set_response_params"} <= set(vars(ResponseHandler))
+    assert "self.feed_data(" in inspect.getsource(ResponseHandler.data_received)

@@ -12,8 +12,10 @@ import pytest
 from aiohttp import web
 
 from stretto.start_errors import ConfigurationError
+from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook.endpoint import SEND_SECONDS, WebhookEndpoint, _retry_after
 from stretto.webhook.rules import Answered, NotCalled, Unanswered, WebhookSettings, is_public
+from support.flooding_server import flooding as flooding_server
 from support.webhook_receiver import Receiver, receiving
 
 if TYPE_CHECKING:
@@ -245,6 +247,37 @@ async def test_an_endless_answer_is_not_read(status: int) -> None:
     async with asyncio.timeout(20), flooding(status) as (url, cut_off):
         assert Answered(status) == await answer_of(url)
         await cut_off.wait()
+
+
+@pytest.mark.parametrize(
+    ("expected", "head", "flood"),
+    [
+        (
+            Unanswered("the connection ended before a complete answer"),
+            b"",
+            b"HTTP/1.1 103 \r\n\r\n",
+        ),
+        (Answered(204), b"HTTP/1.1 204 \r\n\r\n", b"HTTP/1.1 204 \r\n\r\n"),
+        (Answered(200), b"HTTP/1.1 200 \r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    ],
+    ids=["interim answers", "further answers", "small chunks"],
+)
+async def test_an_endpoint_that_never_ends_is_cut_off(
+    expected: Answer, head: bytes, flood: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before any time is up; the event is taken where there was a status."""
+    monkeypatch.setattr(endpoint_module, "ANSWER_SECONDS", None)
+    async with flooding_server(head, flood * 10_000) as flooder:
+        if expected != Answered(204):
+            flooder.may_flood.set()
+        settings = WebhookSettings(
+            webhook_url=flooder.url, webhook_secret=(b"x",), webhook_allow_private=True
+        )
+        async with WebhookEndpoint(settings) as endpoint:
+            assert expected == await endpoint.send(ONE, b"{}")
+            # Here it floods the connection that is kept.
+            flooder.may_flood.set()
+            assert await flooder.is_cut_off()
 
 
 @pytest.mark.parametrize(

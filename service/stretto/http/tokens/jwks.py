@@ -24,6 +24,7 @@ from stretto.errors import Overloaded
 from stretto.http.tokens.keys import TokenKey, UnusableError, read_keys
 from stretto.network import network_failure
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.bounded_answers import BoundedConnector
 from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
@@ -50,6 +51,8 @@ FETCH_SECONDS: Final = 3.0
 # and each verifies its token then. Others, such as health checks, are served in between.
 REQUESTS_PER_TURN: Final = 32
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
+# The same with what stands around its chunks, if it comes in chunks.
+ANSWER_BYTES_MAX: Final = DOCUMENT_BYTES_MAX * 5 // 4
 # Reasons in one line of the log; the number of dropped keys is logged too.
 _REASONS_LOGGED: Final = 8
 # What a fetch raises; a resolver raises the third one. All else is logged with its traceback.
@@ -90,8 +93,9 @@ class KeySet:
     async def __aenter__(self) -> Self:
         """Begin to fetch the keys, without waiting: an issuer that is away holds up no start."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                resolver=aiohttp.ThreadedResolver(loop_with_own_lookups())
+            connector=BoundedConnector(
+                body_bytes_max=ANSWER_BYTES_MAX,
+                resolver=aiohttp.ThreadedResolver(loop_with_own_lookups()),
             ),
             timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS),
         )
