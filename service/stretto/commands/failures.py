@@ -27,12 +27,12 @@ from stretto.start_errors import (
     ListenError,
     WorkersError,
 )
-from stretto.store_errors import Unreachable
+from stretto.store_errors import StoreError
 
 _CODES = {
     ConfigurationError: EXIT_USAGE,
     EmbeddedError: EXIT_EMBEDDED,
-    Unreachable: EXIT_DATABASE,
+    StoreError: EXIT_DATABASE,
     BusError: EXIT_DATABASE,
     ListenError: EXIT_PORT,
     WorkersError: EXIT_WORKERS,

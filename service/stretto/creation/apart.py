@@ -4,7 +4,7 @@ OneByOne: each request is written alone and answered with its own error. So are 
 suspects (`suspects.py`), without a try together. A batch of which some were refused is taken apart
 by halves first (`halves.py`).
 
-The owners whose last write has gone through quickly come first. What takes long ends this, whatever
+Owners take turns, and in each turn those whose writes go through quickly come first. What takes long ends this, whatever
 its result: no more is tried of an owner whose failures have taken too long, or whose successes take
 much longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back to the mailbox if
 others wait. Where a write has hung meanwhile, the owners of that rest become suspects.
@@ -148,23 +148,21 @@ class OneByOne:
     def _quick_first(self) -> list[WriteRequest]:
         """Return the requests in an order to be taken from the end.
 
-        First come the owners whose last write has gone through quickly, and last those of whom one
-        has hung alone. Among those, and among the others, owners take turns: of each its first
-        request, then of each its second. While there are suspects, the newest requests come first in a
-        turn: newcomers have come after those who hang. In every other batch that is led apart, the
-        oldest do.
+        Owners take turns: of each its first request, then of each its second. Last come those of whom
+        one has hung alone, who take turns among themselves. In a turn the quickest come first: behind
+        the many requests of one who is slow, no other would ever have time. While there are suspects,
+        of owners alike the newest requests come first: newcomers have come after those who hang. In
+        every other batch that is led apart, the oldest do.
         """
         ranks: Counter[UserId] = Counter()
-        order: list[tuple[bool, bool, int, int, WriteRequest]] = []
-        suspects = self._breakers.suspects
+        order: list[tuple[bool, int, float, int, WriteRequest]] = []
+        suspects, proofs = self._breakers.suspects, self._breakers.proofs
         sign = suspects.next_age_sign() if self._is_led_apart else -1 if suspects else 0
         for request in self._batch:
             owner, age = request.message.new_group.owner, sign * age_order(request)
-            standing = (
-                suspects.error_of(owner) is not None,
-                not self._breakers.proofs.is_quick(owner),
-            )
-            order.append((*standing, ranks[owner], age, request))
+            has_hung = suspects.error_of(owner) is not None
+            seconds = proofs.expected_seconds(owner)
+            order.append((has_hung, ranks[owner], seconds, age, request))
             ranks[owner] += 1
         order.sort(key=lambda each: each[:4])
         return [each[4] for each in reversed(order)]

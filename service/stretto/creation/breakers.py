@@ -31,7 +31,7 @@ from stretto.store_errors import HookCutOff, HookEnded, Stalled, Transient
 from stretto.telemetry.request_context import request_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from stretto.creation.ports import Write, WriteResult
     from stretto.domain import UserId
@@ -131,7 +131,7 @@ class OwnerBreakers:
             failures = 0 if breaker is None else breaker.failures
             self._pause(write, cost, error, failures, may_be_victim=may_be_victim)
 
-    def note_led(self, owners: Iterable[UserId], seconds: float = 0.0) -> None:
+    def note_led(self, owners: Sequence[UserId], seconds: float = 0.0) -> None:
         """Note that writes of these owners have gone through together, in so many seconds."""
         self._led_at = now = self.clock_seconds()
         if seconds < OWNER_SECONDS_MAX:
@@ -139,8 +139,9 @@ class OwnerBreakers:
         elif self.suspects:
             self.suspects.discard_since(self._led_quickly_at, seconds)
         has_suspects, proofs = bool(self.suspects), self.proofs
+        is_alone = len(owners) == 1
         for owner in owners:
-            proofs.note(owner, now, seconds)
+            proofs.note(owner, now, seconds, is_alone=is_alone)
             if has_suspects:
                 self.suspects.note_led(owner, seconds, is_newcomer=not proofs.is_known(owner))
 

@@ -149,7 +149,7 @@ class LeadWriter:
         if led:
             seconds = self._breakers.clock_seconds() - started
             writes = (each.message for each in batch if each.message.claim_token in led)
-            self._breakers.note_led((write.new_group.owner for write in writes), seconds)
+            self._breakers.note_led([write.new_group.owner for write in writes], seconds)
         for request in batch:
             request.answer(Led() if request.message.claim_token in led else NotLed())
         return len(led)

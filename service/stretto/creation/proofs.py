@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 KNOWN_SECONDS: Final = 60.0
 # What others can bear of one write.
 QUICK_SECONDS: Final = 0.2
+# What a newcomer's is expected to take: more than a usual one, less than one of an owner who is slow.
+NEWCOMER_SECONDS: Final = 0.05
 # Of 270 owners a second, all in that time; each costs some 250 bytes.
 PROOFS_MAX: Final = 16_384
 
@@ -34,7 +36,9 @@ class _Proof:
     at: float = 0.0
     """When one last did."""
     seconds: float = 0.0
-    """How long that took."""
+    """How long that took, with the writes of others by the same statement."""
+    own_seconds: float = math.inf
+    """How long a write of it takes at most: by the last one alone, or a quicker one with others since."""
 
 
 class Proofs:
@@ -45,11 +49,15 @@ class Proofs:
         self._proofs: dict[UserId, _Proof] = {}
         """The latest at the end."""
 
-    def note(self, owner: UserId, now: float, seconds: float) -> None:
-        """Note that a write of the owner has gone through now, in so many seconds."""
+    def note(self, owner: UserId, now: float, seconds: float, *, is_alone: bool = True) -> None:
+        """Note that a write of the owner has gone through now, in so many seconds.
+
+        With others, the time may be theirs: it says only that the owner's own is not longer.
+        """
         # Of each write, so without a further object.
         proof = self._proofs.pop(owner, None) or _Proof(now)
         proof.at, proof.seconds = now, seconds
+        proof.own_seconds = seconds if is_alone else min(seconds, proof.own_seconds)
         self._proofs[owner] = proof
         if len(self._proofs) > PROOFS_MAX:
             del self._proofs[next(iter(self._proofs))]
@@ -70,7 +78,12 @@ class Proofs:
     def is_quick(self, owner: UserId) -> bool:
         """Whether the owner is proven, by a write that took no longer than others can bear."""
         proof = self._proofs.get(owner)
-        return proof is not None and proof.seconds < QUICK_SECONDS
+        return proof is not None and proof.own_seconds < QUICK_SECONDS
+
+    def expected_seconds(self, owner: UserId) -> float:
+        """Return how long a write of the owner alone takes at most, by what is known."""
+        proof = self._proofs.get(owner)
+        return NEWCOMER_SECONDS if proof is None else proof.own_seconds
 
     def quickest_since_besides(self, started: float, owner: UserId) -> float:
         """Return how long the quickest write of another owner took since then; infinite if none."""

@@ -124,6 +124,23 @@ async def test_an_owner_whose_writes_go_through_slowly_takes_turns_with_newcomer
     assert alone.index(10) < sorted(alone.index(number) for number in alone if number < 4)[1]
 
 
+@pytest.mark.parametrize(("before", "turn"), [(0.1, [51, 50, 0]), (0.001, [0, 51, 50])])
+async def test_many_requests_of_a_slow_owner_leave_time_to_all_others(
+    before: float, turn: list[int]
+) -> None:
+    """Each takes less than others can bear; what another took with them is not its own time."""
+    world = World()
+    world.store.failing_together, world.store.slow[HOT] = HANG, 0.1
+    world.breakers.note_led([COLD], 0.01)
+    world.breakers.note_led([HOT], before)
+    world.breakers.note_led([HOT, COLD], 1.0)
+    writes = [*(write(HOT, number) for number in range(40)), write(OTHER, 50), write(COLD, 51)]
+    asked = [world.mailbox.ask(each) for each in writes]
+    await world.writers[0].run_once()
+    assert turn == [ids[0] for ids in world.leads()[1:4]]
+    assert [Led()] * 2 == [each.result() for each in asked[-2:]]
+
+
 async def test_where_the_proven_take_all_the_time_the_others_are_tried_apart_as_well() -> None:
     """Else the one who hangs would be in each of their batches, and is never found."""
     world = hanging_world(1)
