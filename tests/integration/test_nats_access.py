@@ -12,6 +12,7 @@ from urllib.parse import quote
 import orjson
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from nats.errors import Error as NatsError
 
 from stretto.nats.access import NatsSettings
 from stretto.nats.connection import NatsConnection
@@ -20,6 +21,7 @@ from stretto.runtime.actor import TryAgain
 from stretto.runtime.runner import Runner
 from support.certificate import make_certificate
 from support.nats_process import NatsProcess
+from support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +68,42 @@ async def connects(url: str, settings: NatsSettings | None = None) -> None:
     async with Runner(lambda _: None) as runner, asyncio.timeout(DEADLINE_SECONDS):
         runner.start(connection)
         await connection.linked()
+
+
+async def test_a_right_that_was_taken_away_and_given_back_leaves_no_connection_deaf(
+    tmp_path: Path,
+) -> None:
+    """The server drops what was subscribed to, and keeps the connection."""
+    conf = tmp_path / "users.conf"
+
+    def allow(permissions: str = "") -> None:
+        conf.write_text(f"authorization {{ users: [{{user: u, password: p {permissions}}}] }}")
+
+    async def answers() -> bool:
+        try:
+            await (await connection.linked()).jetstream.account_info()
+        except (NatsError, TimeoutError):
+            return False
+        return True
+
+    allow()
+    observed: list[Observation] = []
+    async with (
+        NatsProcess(tmp_path / "js", "--config", str(conf)) as server,
+        asyncio.timeout(DEADLINE_SECONDS),
+        Runner(lambda _: None) as runner,
+    ):
+        connection = NatsConnection(
+            server.url.replace("nats://", "nats://u:p@"), observed.append, NatsSettings()
+        )
+        runner.start(connection)
+        assert await answers()
+        allow(', permissions: {subscribe: {deny: ["_INBOX.>"]}}')
+        await server.reload()
+        await until(lambda: any(isinstance(each, BusFailed) for each in observed))
+        allow()
+        await server.reload()
+        await until(answers)
 
 
 async def failure(url: str, settings: NatsSettings | None = None) -> str:

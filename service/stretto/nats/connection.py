@@ -62,6 +62,9 @@ ACCESS_HINT: Final = (
     "does it know the user, token or credentials that we have? In STRETTO_NATS_URL they are"
     " percent-encoded: %2F for a /, %25 for a %"
 )
+# What a server says where a right was taken away by a reload. It has dropped the subscription, and gives it
+# back to new connections alone: no answer would ever reach us.
+SUBSCRIPTION_REFUSED: Final = "permissions violation for subscription"
 # JetStream's error codes for a message, or headers, larger than the stream accepts.
 TOO_LARGE: Final = (10054, 10097)
 
@@ -214,8 +217,13 @@ class NatsConnection(Actor):
         async def on_closed() -> None:
             closed.set()
 
+        refusals: list[str] = []
+
         async def on_error(error: Exception) -> None:
             self.report(error)
+            if SUBSCRIPTION_REFUSED in str(error).lower():
+                refusals.append(str(error))
+                closed.set()
 
         try:
             await client.connect(
@@ -240,7 +248,7 @@ class NatsConnection(Actor):
             link.ended.add_done_callback(lambda _: closed.set())
             self._linked.set()
             try:
-                while client.is_connected and not link.ended.done():
+                while client.is_connected and not link.ended.done() and not refusals:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(WATCH_SECONDS):
                             await closed.wait()
@@ -249,6 +257,8 @@ class NatsConnection(Actor):
                 self._link = None
                 is_lost = not link.ended.done()
                 link.end()
+            if refusals:
+                raise BusUnavailable(refusals[0])
             if is_lost:
                 self.report(client.last_error or ConnectionResetError("the connection was lost"))
         finally:
