@@ -115,17 +115,22 @@ class HookTransaction:
     async def require_committed(self) -> None:
         """Raise `HookError` unless the hook, which has ended the transaction, has committed it.
 
-        What the hook has begun since is rolled back. Only the server knows how the first one ended.
+        What the hook has begun since is rolled back. Only the server knows how the first one ended. One
+        that was prepared would keep the attempts of the whole batch locked until somebody ends it.
         """
         await self.transaction.rollback()
-        status = await self.connection.fetchval(
-            QUERIES["transaction_status"], self.before.transaction_id
-        )
-        await self.discard()
+        transaction_id = self.before.transaction_id
+        try:
+            status = await self.connection.fetchval(QUERIES["transaction_status"], transaction_id)
+            undo = await self.connection.fetchval(QUERIES["rollback_prepared"], transaction_id)
+            if undo is not None:
+                await self.connection.execute(undo)
+        finally:
+            await self.discard()
         if status != "committed":
             message = (
-                "on_create ended the transaction: it must send neither COMMIT nor ROLLBACK;"
-                " `async with connection.transaction()` is a savepoint"
+                "on_create ended the transaction: it must send neither COMMIT, ROLLBACK nor PREPARE"
+                " TRANSACTION; `async with connection.transaction()` is a savepoint"
             )
             raise HookError(message)
 

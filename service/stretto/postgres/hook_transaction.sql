@@ -9,6 +9,11 @@ SELECT set_config('synchronous_commit', $1, true), set_config('client_min_messag
 -- Read how the transaction $1 has ended.
 SELECT pg_xact_status($1::text::xid8);
 
+-- name: rollback_prepared
+-- Return the statement that rolls the prepared transaction $1 back; no row if it is none.
+SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts
+WHERE transaction = $1::text::xid8::xid AND database = current_database();
+
 -- name: unlock_session
 -- Release the advisory locks that a host's hook has taken in a session that is not ours.
 SELECT pg_advisory_unlock_all();

@@ -83,12 +83,16 @@ class TimesAlone:
         """Return how long the next step may take, with a request of each of these owners.
 
         That is `ratio` times the usual time alone, and as long as all of them take one after the other:
-        beyond that it is better to take them apart. For several owners, the time of one says nothing.
+        beyond that it is better to take them apart. So it is where there is no time for all of them. For
+        several owners, the time of one says nothing.
         """
         times = self._seconds
         is_known = bool(times) if len(set(owners)) == 1 else len(times) > 1
         usual_seconds = median_low(times.values()) if is_known else 0.0
-        seconds = max(ratio, len(owners)) * usual_seconds
+        together_seconds = len(owners) * usual_seconds
+        seconds = ratio * usual_seconds
+        if together_seconds <= most_seconds:
+            seconds = max(seconds, together_seconds)
         return min(most_seconds, max(least_seconds, seconds))
 
     def note(
