@@ -14,6 +14,7 @@ from stretto.kinds import name_of
 from stretto.store_errors import HookError, Refused
 from support.both_stores import write
 from support.hooked_stores import led_by
+from support.leaving_veto import LeavingVeto
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -65,16 +66,6 @@ class _Leaving(Exception):
 
     def __getattribute__(self, name: str) -> NoReturn:
         raise SystemExit(3)
-
-
-class _LeavingVeto(GroupRejected):
-    @property
-    def failure(self) -> NoReturn:
-        raise SystemExit(3)
-
-    @failure.setter
-    def failure(self, _: object) -> None:
-        pass
 
 
 class _Nameless(type):
@@ -136,7 +127,7 @@ async def _failure_of(lead: Awaitable[object]) -> HookError:
         (False, _OddTraceback()),
         (False, _Unreadable()),
         (False, _Leaving()),
-        (True, _LeavingVeto("quota", "No.")),
+        (True, LeavingVeto("quota", "No.")),
         (True, _OfNoName()),
         (False, _OfNoClass()),
         (True, _odd_state()),

@@ -59,6 +59,7 @@
 | `memory_store` | the protocol's stores over an in-memory database |
 | `both_stores` | one view of the stores in memory and of PostgreSQL's |
 | `hooked_stores` | writers' stores whose leads run a hook |
+| `leaving_veto` | a host's veto that ends the process of whoever reads it |
 | `memory_log` | the log of events in memory: commits in any order, crashes, promotions |
 | `log_events` | events and places of a log for tests of its readers |
 | `retention` | sweeps as of days to come |

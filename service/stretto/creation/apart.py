@@ -4,10 +4,10 @@ OneByOne: each request is written alone and answered with its own error. So are 
 suspects (`suspects.py`), without a try together. A batch of which some were refused is taken apart
 by halves first (`halves.py`).
 
-Owners take turns, and in each turn those whose writes go through quickly come first. What takes long ends this, whatever
-its result: no more is tried of an owner whose failures have taken too long, or whose successes take
-much longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back to the mailbox if
-others wait. Where a write has hung meanwhile, the owners of that rest become suspects.
+Owners take turns, and in each turn those whose writes go through quickly come first. What takes long
+ends this, whatever its result: no more is tried of an owner whose failures have taken too long, or
+whose successes take much longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back
+to the mailbox if others wait. Where a write has hung meanwhile, the owners of that rest become suspects.
 
 What an owner's failures, refusals or slow successes have cost others is charged to that owner
 (`breakers.py`). So is the time of the requests that go through alone, because without the failures

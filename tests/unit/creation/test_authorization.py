@@ -29,6 +29,7 @@ from stretto.errors import (
 from stretto.observations import AuthorizationFailed, Observation
 from stretto.store_errors import Unreachable
 from support.clock import Clock
+from support.leaving_veto import LeavingVeto
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -121,21 +122,9 @@ async def _crash_without_a_name(_: NewGroup) -> None:
     raise _OfNoClass
 
 
-class _LeavingVeto(GroupRejected):
-    """To read it ends the process."""
-
-    @property
-    def failure(self) -> NoReturn:
-        raise SystemExit(3)
-
-    @failure.setter
-    def failure(self, _: object) -> None:
-        pass
-
-
 async def _reject_and_leave(_: NewGroup) -> None:
     code, detail = "quota", "No more groups."
-    raise _LeavingVeto(code, detail)
+    raise LeavingVeto(code, detail)
 
 
 async def _crash_beside_a_veto(_: NewGroup) -> None:
@@ -185,7 +174,7 @@ async def test_what_the_host_rejects_is_refused_with_its_reason(host: Host, worl
 FAILING: dict[str, tuple[str, Host]] = {
     "bug": ("authorize raised LookupError", _crash),
     "a bug without a name": ("authorize raised _OfNoClass", _crash_without_a_name),
-    "a veto that ends who reads it": ("authorize raised _LeavingVeto", _reject_and_leave),
+    "a veto that ends who reads it": ("authorize raised LeavingVeto", _reject_and_leave),
     "a veto beside a bug": ("authorize raised ExceptionGroup", _crash_beside_a_veto),
     "a value": ("authorize raised TypeError", _say_no),
     "exit": ("authorize raised RuntimeError", _exit),
