@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from stretto.observations import ReclaimTried as ReclaimTried
     from stretto.observations import RowsSwept as RowsSwept
     from stretto.observations import SessionEnded as SessionEnded
+    from stretto.observations import SessionFellBehind as SessionFellBehind
     from stretto.observations import StandbyAwaited as StandbyAwaited
     from stretto.observations import StandbyReached as StandbyReached
     from stretto.observations import StreamDiffers as StreamDiffers
@@ -171,8 +172,8 @@ _MODULES: Final = {
     "stretto.observations": "ActorCrashed ActorRestarted AttemptAnswered AttemptStrayed AuthorizationFailed"
     " BatchWritten BusConnected BusFailed CommandHandled ConnectionLost EventDeadLettered"
     " EventDelivered EventsRelayed FirstSentAhead GuaranteeBroken Observation Observer OwnerPaused"
-    " OwnerResumed PlaceLost ReclaimTried RowsSwept SessionEnded StandbyAwaited"
-    " StandbyReached StreamDiffers SubscriberFailed TargetFailed TargetRecovered UpkeepFailed"
+    " OwnerResumed PlaceLost ReclaimTried RowsSwept SessionEnded SessionFellBehind"
+    " StandbyAwaited StandbyReached StreamDiffers SubscriberFailed TargetFailed TargetRecovered UpkeepFailed"
     " WebhookBlocked WebhookDisabled WebhookTried WriteFailed",
     "stretto.postgres.driver_connection": "Connection Pool",
     "stretto.postgres.hook": "OnCreate",

@@ -1,4 +1,4 @@
-"""What kind a host's values and errors are."""
+"""What kind values and errors are."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def is_a(
 ) -> TypeGuard[_Kind]:
     """Whether a host's error is of such a kind: `isinstance` may run its code, which may raise."""
     return issubclass(type(error), kinds)
+
+
+def public_name_of(error: Exception) -> str:
+    """Return the name of the documented class of an error of ours: a private one is of the one above it."""
+    names = (each.__name__ for each in type(error).__mro__)
+    return next(name for name in names if not name.startswith("_"))
 
 
 def name_of(error: BaseException) -> str:

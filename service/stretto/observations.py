@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from stretto.kinds import public_name_of
 from stretto.store_errors import HookError
 
 if TYPE_CHECKING:
@@ -32,16 +33,8 @@ class _Failure(Observation):
     __slots__ = ()
     error: Exception
 
-    @property
-    def kind(self) -> str:
-        """The name of the error's documented class; a private class counts as the one above it."""
-        names = (each.__name__ for each in type(self.error).__mro__)
-        return next(name for name in names if not name.startswith("_"))
-
-    @property
-    def cause(self) -> str:
-        """The error's message."""
-        return str(self.error)
+    kind = property(lambda self: public_name_of(self.error))
+    cause = property(lambda self: str(self.error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +221,11 @@ class SessionEnded(Observation):
     """A live session has ended with this close code."""
 
     code: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFellBehind(Observation):
+    """More events came for a live session than may wait for it: it reads them from the log."""
 
 
 @dataclass(frozen=True, slots=True)

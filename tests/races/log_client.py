@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from stretto.events.place import Place
 
 if TYPE_CHECKING:
+    import asyncio
+
     from stretto.events.catch_up import CatchUp
     from stretto.events.outgoing import OutgoingEvent
 
@@ -25,6 +27,14 @@ class Client:
     heard_in_session: list[int] = field(default_factory=list)
     catch_up: CatchUp | None = None
     session: Any = None
+    turn: asyncio.Future[None] | None = None
+    """What the task of its session waits for before it takes events."""
+
+    @property
+    def has_to_send(self) -> bool:
+        """Whether that task waits for its turn, and would find something to do in it."""
+        is_waiting = self.turn is not None and not self.turn.done()
+        return is_waiting and (len(self.session) > 0 or self.session.is_behind)
 
     def place(self, position: str) -> None:
         """Take a position."""

@@ -9,6 +9,7 @@ happen and every party react. A step is one of
 - turn: the tail begins a turn, if it could find something new;
 - see: a statement gets its snapshot, and its result is on its way;
 - hear: the result arrives; after each step, live sessions get a heartbeat with their position;
+- send: the task of a live session has its turn, if such turns are steps: its queue may overflow before;
 - crash: the server crashes; statements that were not answered fail. Its last asynchronous commit is
   forgotten, whose id the next transaction gets.
 
@@ -66,6 +67,8 @@ class LogScenario:
     """The transactions that begin after a crash, in the place of those that ran."""
     beats: bool = False
     """Whether live sessions get a heartbeat with their position after each step."""
+    slow: bool = False
+    """Whether the tasks of live sessions wait for a step of their own before they take events."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,6 +139,7 @@ class LogWorld:
             steps.append(("turn", 0))
         if self.crashes_left:
             steps.append(("crash", 0))
+        steps += [("send", each.number) for each in self.clients if each.has_to_send]
         return steps
 
     def take(self, step: Step) -> None:
@@ -159,6 +163,10 @@ class LogWorld:
             case ("turn", _):
                 self._turn = self.loop.create_task(self._turn_once())
                 self._tasks.append(self._turn)
+            case ("send", number):
+                turn = self.clients[number].turn
+                assert turn is not None
+                turn.set_result(None)
             case ("crash", _):
                 self.crashes_left -= 1
                 self.log.crash(0)
@@ -213,6 +221,10 @@ class LogWorld:
                     client.session._live_from,
                     client.session._has_overflowed,
                     client.session.close_code,
+                    client.session.is_behind,
+                    client.session._is_sending,
+                    client.session._is_stuck,
+                    client.turn is not None and client.turn.done(),
                 ),
                 client.catch_up and (client.catch_up._place, client.catch_up._is_end),
             )
@@ -278,13 +290,24 @@ class LogWorld:
             await client.catch_up.begin()
             async with client.session.until_closed():
                 client.place(client.catch_up.position)
-                while (missed := await client.catch_up.next()) is not None:
-                    for outgoing in missed:
-                        client.hear(outgoing)
-                client.place(client.catch_up.position)
                 while True:
-                    for outgoing in await client.session.take():
-                        client.hear(outgoing)
+                    while (missed := await client.catch_up.next()) is not None:
+                        for outgoing in missed:
+                            client.hear(outgoing)
+                    client.place(client.catch_up.position)
+                    while not client.session.is_behind:
+                        await self._send_next(client)
+                    self.hub.fall_back(client.session)
+                    assert client.position is not None
+                    client.catch_up = client.catch_up.again(client.position)
+                    await client.catch_up.begin()
+
+    async def _send_next(self, client: Client) -> None:
+        if self.scenario.slow:
+            client.turn = self.loop.create_future()
+            await client.turn
+        for outgoing in await client.session.take():
+            client.hear(outgoing)
 
 
 class _Store:

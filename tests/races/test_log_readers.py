@@ -38,6 +38,15 @@ SCENARIOS: Final = {
     "heartbeats between the events of others": LogScenario(
         transactions=(1, 1, 1), others=2, clients=(NEW, HAS_MISSED), beats=True
     ),
+    "a live session whose queue overflows": LogScenario(
+        transactions=(1, 1, 1), clients=(NEW,), slow=True
+    ),
+    "a queue that overflows beside a transaction with two events": LogScenario(
+        transactions=(2, 1), clients=(NEW,), slow=True
+    ),
+    "a queue that overflows beside heartbeats": LogScenario(
+        transactions=(1, 1, 1), others=1, clients=(NEW,), slow=True, beats=True
+    ),
     "heartbeats and a crash": LogScenario(
         transactions=(1, 1, 0), others=1, crashes=1, after_crash=(1, 1), beats=True
     ),
@@ -141,6 +150,29 @@ def forget_an_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "go_live", blind)
 
 
+def go_on_with_a_queue_that_has_overflowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has dropped never comes."""
+    monkeypatch.setattr(Session, "is_behind", False)
+
+
+def catch_up_from_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is behind reads only what has come since it was found to be."""
+    fall_back, begin = SessionHub.fall_back, CatchUp.begin
+    behind: list[Session] = []
+
+    def note(hub: SessionHub, session: Session) -> None:
+        behind.append(session)
+        fall_back(hub, session)
+
+    async def forgetful(catch_up: CatchUp) -> None:
+        if catch_up._session in behind:
+            catch_up._place = catch_up._hub.place
+        await begin(catch_up)
+
+    monkeypatch.setattr(SessionHub, "fall_back", note)
+    monkeypatch.setattr(CatchUp, "begin", forgetful)
+
+
 def follow_from_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tail that begins anew with every turn loses what lies between."""
     run_once = LogTail.run_once
@@ -191,6 +223,8 @@ def beat_ahead_of_the_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
         (read_before_the_tail_has_its_place, "a client that resumes beside two writers"),
         (send_what_both_ways_brought, "a client that resumes beside two writers"),
         (forget_an_overflow, "a client that resumes beside two writers"),
+        (go_on_with_a_queue_that_has_overflowed, "a live session whose queue overflows"),
+        (catch_up_from_the_present, "a live session whose queue overflows"),
         (follow_from_the_present, "a new client beside two writers"),
         (join_after_the_read, "a client that resumes beside two writers"),
         (rest_on_the_newest_id, "a crash that forgets a transaction id"),

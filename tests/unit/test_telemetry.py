@@ -26,6 +26,7 @@ from stretto.observations import (
     ReclaimTried,
     RowsSwept,
     SessionEnded,
+    SessionFellBehind,
     UpkeepFailed,
     WebhookBlocked,
     WebhookDisabled,
@@ -202,6 +203,7 @@ def test_an_error_whose_text_is_not_unicode_is_one_line_of_json(
         ("stretto_guarantees_broken_total 1.0", GuaranteeBroken(UUID(int=1))),
         ("stretto_events_delivered_total 7.0", EventDelivered(7)),
         ('stretto_sessions_ended_total{code="4408"} 1.0', SessionEnded(CloseCode.TOO_SLOW)),
+        ("stretto_sessions_fell_behind_total 1.0", SessionFellBehind()),
     ],
 )
 def test_every_event_is_counted(expected: str, event: Observation) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from stretto.events.place import Place
 from stretto.events.scan import Ask, Stretch
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from stretto.events.hub import SessionHub
     from stretto.events.outgoing import OutgoingEvent
-    from stretto.events.place import Place
     from stretto.events.session import Session
     from stretto.runtime.mailbox import Mailbox
 
@@ -47,6 +47,10 @@ class CatchUp:
         self._is_end = False
         self._stretch: Stretch | None = None
         """What was read and is not yet returned."""
+
+    def again(self, position: str) -> CatchUp:
+        """Return how a session that is behind catches up: as if its client had come back with this."""
+        return CatchUp(self._mailbox, self._session, self._hub, Place.parse(position))
 
     @property
     def position(self) -> str:

@@ -16,8 +16,9 @@ from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
 from stretto.events.outgoing import OutgoingEvent, Push
-from stretto.events.session import Session, SessionTurns
-from stretto.observations import EventDelivered, SessionEnded
+from stretto.events.session import Session
+from stretto.events.session_turns import SessionTurns
+from stretto.observations import EventDelivered, SessionEnded, SessionFellBehind
 from stretto.runtime.actor import Actor, Pace
 from stretto.store_errors import Unreachable
 
@@ -185,12 +186,21 @@ class SessionHub(Actor):
             outgoing.push.leave()
         return sessions
 
-    async def sent(self) -> None:
-        """Wait until every session whose client reads has sent what was queued for it."""
+    def fall_back(self, session: Session) -> None:
+        """Have a session that is behind catch up again, from its client's position."""
+        session.fall_back()
+        self._observe(SessionFellBehind())
+
+    async def sent(self, until: float) -> None:
+        """Wait until every session whose client reads has sent what was queued for it.
+
+        Not beyond `until`, on the loop's clock, but for a turn of the loop at least.
+        """
+        loop = asyncio.get_running_loop()
         while True:
             # While any waits, the loop is busy: to look in each of its turns costs nothing beside that.
             await asyncio.sleep(0)
-            if not self.turns.live.is_behind:
+            if not self.turns.live.is_behind or loop.time() >= until:
                 return
 
     def _outgoing(self, logged: LoggedEvent, position: str) -> OutgoingEvent:

@@ -1,16 +1,15 @@
 """One client's live session: the events that wait for it, and why it has ended. It does no I/O.
 
-States: catching up (events gather while the client gets what it has missed), live, closed. A
-session that catches up drops its queue when it overflows: the log holds the same events, and they
-are read from there. A live session whose queue overflows is closed as too slow.
+States: catching up (events gather while the client gets what it has missed), live, behind, closed.
+A queue that overflows is dropped: the log holds the same events, and they are read from there. A live
+session is behind then: once what it has taken is sent, it catches up again. It is closed as too slow
+if its queue overflows twice before its client takes another event.
 
 The task that sends to the client waits for events with `take`, inside `until_closed`, and sends
 each once `may_send` allows it or `turn` has been waited for; all other methods neither wait nor
 raise.
 
-Thousands of sessions may get an event at once, catch up at once, or be closed at once. So what each
-does then, it does in a turn: all sessions of a process together send and close so many in one turn
-of the event loop, and users take turns. What catches up does not delay what is live.
+What it sends, and its end, have a turn of the process's sessions (`session_turns.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from stretto.events.close_codes import CloseCode
-from stretto.runtime.turns import Turns
+from stretto.events.session_turns import SessionTurns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,35 +28,22 @@ if TYPE_CHECKING:
     from stretto.events.outgoing import OutgoingEvent, Push
     from stretto.events.place import Place
 
-# Events that live sessions send in a turn of the loop, and as many again those that catch up: one
-# costs some 15 µs, so that is 4 ms of each.
-SENDS_PER_TURN: Final = 256
-# Of them, a session's: then the next user's session sends. A wait for a turn costs as much as half
-# of a send.
-SENDS_AT_ONCE: Final = 32
-# The end of a session costs some 150 µs.
-ENDS_PER_TURN: Final = 32
-
-
-class SessionTurns:
-    """Turns of the event loop in which the sessions of a process send, and end."""
-
-    __slots__ = ("catching_up", "ending", "live")
-
-    def __init__(self) -> None:
-        self.live = Turns(SENDS_PER_TURN)
-        self.catching_up = Turns(SENDS_PER_TURN)
-        self.ending = Turns(ENDS_PER_TURN)
+# Events that a session sends in its turn: then the next user's session sends, so that one with a single
+# event waits for so many of each other's at most. A wait for a turn costs as much as half of a send.
+SENDS_AT_ONCE: Final = 8
 
 
 class Session:
     """A bounded queue of events for one client."""
 
     __slots__ = (
+        "_catching_up",
         "_ending",
         "_events_max",
         "_has_overflowed",
         "_is_awake",
+        "_is_sending",
+        "_is_stuck",
         "_live",
         "_live_from",
         "_queue",
@@ -92,11 +78,11 @@ class Session:
         self._events_max = events_max
         self._queue: list[OutgoingEvent] = []
         self._live_from: Place | None = None
-        """What the client has had when it went live; None while it catches up."""
+        """What the client has had when it went live; None while it catches up, or is behind."""
         self._has_overflowed = False
         turns = turns or SessionTurns()
-        self._live, self._ending = turns.live, turns.ending
-        self._shared = turns.catching_up
+        self._live, self._catching_up, self._ending = turns.live, turns.catching_up, turns.ending
+        self._shared = self._catching_up
         """The turns in which it sends now."""
         self._turn_number = 0
         """Of the turn in which `_sends_left` holds."""
@@ -105,6 +91,10 @@ class Session:
         """The task waits for events."""
         self._is_awake = False
         """Whether that task has its turn, or waits for one."""
+        self._is_sending = False
+        """Whether that task waits for nothing but the client."""
+        self._is_stuck = False
+        """Whether the queue has overflowed since the client has taken an event."""
         self._scope: asyncio.Timeout | None = None
         self._waiting: tuple[Push, ...] = ()
         """Spans of what is queued."""
@@ -121,18 +111,38 @@ class Session:
         if self._live_from is not None and outgoing.is_covered_by(self._live_from):
             return
         if len(self._queue) >= self._events_max:
-            if self._live_from is not None:
+            if self._is_stuck:
                 self.close(CloseCode.TOO_SLOW)
                 return
-            self._queue.clear()
-            self._release()
-            self._has_overflowed = True
+            self._overflow()
         self._queue.append(outgoing)
         if outgoing.push is not None:
             outgoing.push.join()
             self._waiting = (*self._waiting, outgoing.push)
         if self._waiter is not None and not self._is_awake:
             self._wake()
+
+    def _overflow(self) -> None:
+        """Drop the queue: what was in it is read from the log."""
+        self._queue.clear()
+        for push in self._waiting:
+            push.leave()
+        self._waiting = ()
+        self._has_overflowed = True
+        self._live_from = None
+        # A client that catches up has a time for each event instead.
+        self._is_stuck = self._is_sending and self._shared is self._live
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether events were dropped since it went live, so that it must catch up again."""
+        return self._live_from is None and self._shared is self._live
+
+    def fall_back(self) -> None:
+        """Catch up again, from the client's position after what was taken."""
+        self._shared, self._has_overflowed = self._catching_up, False
+        self._is_stuck = False
+        self._release()
 
     def go_live(self, place: Place) -> bool:
         """End the catch-up at this place, unless the queue has overflowed; return whether it ended.
@@ -164,8 +174,9 @@ class Session:
     async def take(self, seconds: float | None = None) -> Sequence[OutgoingEvent]:
         """Wait until events are queued, for so long at most; return all of them, in order.
 
-        The caller has sent what it took before.
+        The caller has sent what it took before. There are none for a session that is behind.
         """
+        self._is_sending = self._is_stuck = False
         for push in self._sending:
             push.leave()
         self._sending = ()
@@ -183,7 +194,9 @@ class Session:
             self._waiter, self._is_awake = None, False
             if timer is not None:
                 timer.cancel()
-        self._turn_number = self._live.number
+        self._turn_number, self._is_sending = self._live.number, True
+        if self.is_behind:
+            return ()
         events, self._queue = self._queue, []
         self._sending, self._waiting = self._waiting, ()
         return events
@@ -197,6 +210,7 @@ class Session:
         ):
             return False
         self._sends_left -= 1
+        self._is_stuck = False
         return True
 
     async def turn(self, events: int = 1) -> None:
@@ -205,7 +219,9 @@ class Session:
         A closed session sends no more: this then waits for the end of `until_closed`.
         """
         sends = min(events, SENDS_AT_ONCE)
+        self._is_sending = self._is_stuck = False
         await self._shared.take(self.user, sends)
+        self._is_sending = True
         if self.close_code is not None and self._scope is not None:
             await asyncio.get_running_loop().create_future()
         self._turn_number, self._sends_left = self._shared.number, sends - 1

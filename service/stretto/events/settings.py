@@ -21,6 +21,6 @@ class HubSettings:
     sessions_per_user: int = setting(16, "live sessions of one user", ge=1, le=10_000)
     """One user's devices and tabs; a client in a loop must not crowd out the others."""
     session_events_max: int = setting(
-        256, "events that may wait for a session until it is too slow", ge=1, le=100_000
+        256, "events that may wait for a session until it reads the log", ge=1, le=100_000
     )
     """Enough for a burst, not for a client that stops reading."""

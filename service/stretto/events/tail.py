@@ -35,8 +35,11 @@ LOOK_SECONDS_UNHEARD: Final = 0.05
 # How long a wake-up waits for more events: one read of ten costs as much as one of one.
 GATHER_SECONDS: Final = 0.005
 # After so many events, sessions send them before more are queued; after fewer where a session's queue
-# holds fewer. So a burst closes no session whose client reads.
+# holds fewer. So few sessions fall behind in a burst.
 BURST_EVENTS: Final = 64
+# For so long, from the last time on when the tail was at the present. Then it goes on: sessions that
+# cannot keep up fall behind, and the others' events do not wait for those.
+BURST_SECONDS: Final = 0.1
 # Into the queues of sessions, in one turn of the event loop: some 5 ms.
 QUEUED_PER_TURN: Final = 4096
 # Announcements within this time are one: each takes a lock that all of the server's share.
@@ -69,6 +72,8 @@ class LogTail(Actor):
         self._observe = observe
         self._others = [*others]
         self._undelivered: deque[tuple[LoggedEvent, str]] = deque()
+        self._present_at = 0.0
+        """On the loop's clock: when a read last ended at the present."""
         hub.on_join = self.wake
 
     async def run_once(self) -> int:
@@ -118,6 +123,7 @@ class LogTail(Actor):
         place = self._hub.place
         if place is None:
             self._hub.move(await self._log.present())
+            self._present_at = asyncio.get_running_loop().time()
             return 0
         page = await self._log.page(place, PAGE_EVENTS)
         try:
@@ -127,6 +133,8 @@ class LogTail(Actor):
             self._hub.interrupt()
             self._hub.move(page.present.place)
             return 0
+        if not page.is_full:
+            self._present_at = asyncio.get_running_loop().time()
         self._undelivered.extend(page.numbered())
         # Before the delivery: a session that joins during it gets what comes after this page.
         self._hub.move(page.place)
@@ -135,16 +143,17 @@ class LogTail(Actor):
 
     async def _deliver(self) -> None:
         burst_events = min(BURST_EVENTS, self._hub.session_events_max)
+        until = self._present_at + BURST_SECONDS
         events = queued = 0
         if self._undelivered and self._hub.turns.live.is_behind:
             # Of the page before.
-            await self._hub.sent()
+            await self._hub.sent(until)
         while self._undelivered:
             queued += self._hub.deliver(*self._undelivered.popleft())
             events += 1
             if events % burst_events == 0:
                 queued = 0
-                await self._hub.sent()
+                await self._hub.sent(until)
             elif queued >= QUEUED_PER_TURN:
                 queued = 0
                 await asyncio.sleep(0)

@@ -216,6 +216,12 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
     observations.SessionEnded: (
         Count("stretto_sessions_ended_total", "Sessions that ended, by close code.", ("code",)),
     ),
+    observations.SessionFellBehind: (
+        Count(
+            "stretto_sessions_fell_behind_total",
+            "Times that a live session had to catch up from the log.",
+        ),
+    ),
     observations.TargetFailed: (Line("warning", "target.failed", ("actor", "cause")),),
     observations.TargetRecovered: (Line("info", "target.recovered", ("actor",)),),
     observations.WebhookTried: (

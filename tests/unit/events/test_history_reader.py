@@ -18,7 +18,8 @@ from stretto.events.hub import SessionHub
 from stretto.events.log import LogPage
 from stretto.events.place import RUNNING_MAX, History, Place, PositionLost
 from stretto.events.scan import Ask, Stretch, Waiting
-from stretto.events.session import SENDS_PER_TURN, Session
+from stretto.events.session import Session
+from stretto.events.session_turns import SENDS_PER_TURN
 from stretto.events.settings import HubSettings
 from stretto.observations import ActorCrashed, UpkeepFailed
 from stretto.runtime.backoff import Backoff

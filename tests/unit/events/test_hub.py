@@ -14,7 +14,7 @@ from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
 from stretto.events.hub import SESSION_SECONDS_MAX, SessionHub
 from stretto.events.settings import HubSettings
-from stretto.observations import EventDelivered, SessionEnded
+from stretto.observations import EventDelivered, SessionEnded, SessionFellBehind
 from stretto.runtime.runner import Runner
 from stretto.store_errors import Unreachable
 from support.clock import Clock
@@ -91,18 +91,22 @@ async def test_an_event_is_encoded_once_for_each_way(hub: SessionHub) -> None:
     assert encoded == ["8.1-0a1b2c3d"]
 
 
-async def test_a_session_whose_queue_is_full_is_closed_and_others_go_on(hub: SessionHub) -> None:
+async def test_a_session_whose_queue_is_full_falls_behind_and_others_go_on(
+    hub: SessionHub, observed: list[Observation]
+) -> None:
     """Its queue is dropped; nothing has waited for it."""
     with hub.session(ALICE, 2000) as slow, hub.session(ALICE, 2000) as quick:
         assert slow.go_live(place(0))
         assert quick.go_live(place(0))
         for number in range(EVENTS_MAX):
             deliver(hub, logged(number))
-        assert ([0, 1, 2], None) == (numbers(await quick.take()), slow.close_code)
+        assert ([0, 1, 2], False) == (numbers(await quick.take()), slow.is_behind)
         deliver(hub, logged(EVENTS_MAX))
-        assert (CloseCode.TOO_SLOW, 0) == (slow.close_code, len(slow))
+        assert (True, 1) == (slow.is_behind, len(slow))
         assert [EVENTS_MAX] == numbers(await quick.take())
-        assert quick.close_code is None
+        assert not quick.is_behind
+        hub.fall_back(slow)
+        assert (SessionFellBehind(), False) == (observed[-1], slow.is_behind)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,9 @@ async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
     hub = SessionHub(HubSettings(session_events_max=events_max), observed.append)
     with hub.session(ALICE, math.inf) as mute:
         mute.go_live(place(0))
+        deliver(hub, logged(5000))
+        # The one that its client does not take.
+        assert [5000] == numbers(await mute.take())
         for number in range(5000):
             deliver(hub, logged(number))
             assert len(mute) <= events_max
@@ -126,7 +133,7 @@ async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
 async def test_a_session_that_catches_up_forgets_what_its_queue_cannot_hold(
     hub: SessionHub,
 ) -> None:
-    """It goes live once the log was read after that; the next overflow is its client's."""
+    """It goes live once the log was read after that; with the next overflow it is behind."""
     with hub.session(ALICE, 2000) as session:
         for number in range(EVENTS_MAX + 1):
             deliver(hub, logged(number))
@@ -134,7 +141,7 @@ async def test_a_session_that_catches_up_forgets_what_its_queue_cannot_hold(
         assert [False, True] == [session.go_live(place(3)), session.go_live(place(4))]
         for number in range(EVENTS_MAX + 1):
             deliver(hub, logged(100 + number))
-        assert CloseCode.TOO_SLOW == session.close_code
+        assert session.is_behind
 
 
 async def test_a_session_waits_until_the_log_is_followed(hub: SessionHub) -> None:

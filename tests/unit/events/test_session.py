@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -47,12 +48,115 @@ async def test_a_session_that_catches_up_takes_everything(session: Session) -> N
 
 
 def test_what_the_client_has_had_takes_no_room_in_a_full_queue(session: Session) -> None:
-    """Its client is not too slow for that."""
+    """It is not behind for that."""
     assert session.go_live(place(5))
     for number in (5, 6, 4):
         session.offer(event(number))
-    assert (None, EVENTS_MAX) == (session.close_code, len(session))
+    assert (False, EVENTS_MAX) == (session.is_behind, len(session))
     session.offer(event(7))
+    assert session.is_behind
+
+
+async def test_a_live_session_whose_queue_overflows_catches_up_again(session: Session) -> None:
+    """What it has dropped must be read: it gives out nothing that comes after that."""
+    assert session.go_live(place(1))
+    taking = asyncio.create_task(session.take(DEADLINE_SECONDS))
+    await asyncio.sleep(0)
+    for number in range(1, EVENTS_MAX + 2):
+        session.offer(event(number))
+    assert (None, True, 1) == (session.close_code, session.is_behind, len(session))
+    assert [] == [*await taking]
+    assert session.position(place(9)) is None
+    session.fall_back()
+    assert not session.is_behind
+    assert session.go_live(place(3))
+    session.offer(event(4))
+    assert [3, 4] == numbers(await session.take())
+
+
+async def test_what_overflows_while_a_session_falls_back_is_read_in_another_round(
+    session: Session,
+) -> None:
+    """As in its first catch-up; what overflowed before is found by the first read."""
+    assert session.go_live(place(1))
+    for number in range(1, 2 * EVENTS_MAX + 2):
+        session.offer(event(number))
+    session.fall_back()
+    session.offer(event(6))
+    session.offer(event(7))
+    assert [False, True] == [session.go_live(place(5)), session.go_live(place(7))]
+
+
+def overflow(session: Session, first: int) -> None:
+    """Offer as many events as have room, and one more."""
+    for number in count(first):
+        waiting = len(session)
+        session.offer(event(number))
+        if len(session) <= waiting:
+            return
+
+
+async def test_a_client_that_takes_no_event_while_the_queue_overflows_twice_is_too_slow(
+    session: Session,
+) -> None:
+    """Once may be our own delay: the queue was nearly full when its turn came."""
+    assert session.go_live(place(0))
+    session.offer(event(1))
+    assert [1] == numbers(await session.take())
+    assert session.may_send()
+    overflow(session, 2)
+    assert (None, True) == (session.close_code, session.is_behind)
+    overflow(session, 10)
+    assert (CloseCode.TOO_SLOW, 0) == (session.close_code, len(session))
+
+
+async def test_a_client_that_takes_an_event_in_between_is_not_too_slow(session: Session) -> None:
+    """It reads, however slowly, and will catch up."""
+    assert session.go_live(place(0))
+    for number in (1, 2):
+        session.offer(event(number))
+    assert [1, 2] == numbers(await session.take())
+    assert session.may_send()
+    overflow(session, 3)
+    assert session.may_send()
+    overflow(session, 10)
+    assert session.close_code is None
+    overflow(session, 20)
+    assert CloseCode.TOO_SLOW is session.close_code
+
+
+async def test_a_client_that_catches_up_again_is_never_too_slow_for_its_queue(
+    session: Session,
+) -> None:
+    """It has a time for each event instead, and so much to read."""
+    assert session.go_live(place(0))
+    session.offer(event(1))
+    assert [1] == numbers(await session.take())
+    overflow(session, 2)
+    session.fall_back()
+    for first in (10, 20, 30):
+        overflow(session, first)
+    assert session.close_code is None
+
+
+async def test_a_session_that_waits_for_its_turn_is_not_too_slow(session: Session) -> None:
+    """Its client could take no event; in its turn, that begins anew."""
+    assert session.go_live(place(0))
+    session.offer(event(1))
+    assert [1] == numbers(await session.take())
+    overflow(session, 2)
+    session._live._per_turn = 0
+    waiting = asyncio.create_task(session.turn())
+    await asyncio.sleep(0)
+    for first in (10, 20, 30):
+        overflow(session, first)
+    assert session.close_code is None
+    session._live._granted, session._live._per_turn = 0, 1
+    session._live._grant_next()
+    await waiting
+    overflow(session, 40)
+    assert session.close_code is None
+    overflow(session, 50)
     assert CloseCode.TOO_SLOW is session.close_code
 
 

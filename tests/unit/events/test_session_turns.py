@@ -11,6 +11,7 @@ import pytest
 
 from stretto.domain import UserId
 from stretto.events import session as session_module
+from stretto.events import session_turns
 from stretto.events.close_codes import CloseCode
 from stretto.events.hub import SessionHub
 from stretto.events.settings import HubSettings
@@ -88,8 +89,8 @@ class Clients:
 @pytest.fixture
 async def clients(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Clients]:
     """No sessions yet; a turn of the loop has few sends."""
-    monkeypatch.setattr(session_module, "SENDS_PER_TURN", SENDS_PER_TURN)
-    monkeypatch.setattr(session_module, "ENDS_PER_TURN", ENDS_PER_TURN)
+    monkeypatch.setattr(session_turns, "SENDS_PER_TURN", SENDS_PER_TURN)
+    monkeypatch.setattr(session_turns, "ENDS_PER_TURN", ENDS_PER_TURN)
     monkeypatch.setattr(session_module, "SENDS_AT_ONCE", 2)
     with counted_turns() as turn, ExitStack() as stack:
         yield Clients(stack, turn)

@@ -11,12 +11,13 @@ import pytest
 
 from stretto.domain import UserId
 from stretto.events import session as session_module
+from stretto.events import session_turns
 from stretto.events import tail as tail_module
 from stretto.events.close_codes import CloseCode
 from stretto.events.hub import SessionHub
 from stretto.events.log import PAGE_EVENTS, LogPage
 from stretto.events.place import Place
-from stretto.events.session import SessionTurns
+from stretto.events.session_turns import SessionTurns
 from stretto.events.settings import HubSettings
 from stretto.events.tail import BURST_EVENTS, Announcer, LogTail
 from stretto.observations import PlaceLost
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from stretto.observations import Observation
 
 ALICE = UserId("alice")
+DEADLINE_SECONDS = 60
 
 
 class ScriptedLog:
@@ -285,12 +287,10 @@ async def test_a_cancelled_delivery_goes_on_where_it_was(
         assert is_guarded == ([1, 2, 3, 4, 5] == numbers(await session.take()))
 
 
-@pytest.mark.parametrize(
-    ("expected", "turn_events"), [(None, BURST_EVENTS), (CloseCode.TOO_SLOW, 10**9)]
-)
-async def test_a_burst_finds_no_client_too_slow_that_reads(
+@pytest.mark.parametrize(("is_behind", "turn_events"), [(False, BURST_EVENTS), (True, 10**9)])
+async def test_a_burst_leaves_no_session_behind_whose_client_reads(
     world: World,
-    expected: CloseCode | None,
+    is_behind: bool,
     turn_events: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -313,10 +313,10 @@ async def test_a_burst_finds_no_client_too_slow_that_reads(
         serving = asyncio.create_task(serve(session))
         world.log.events = [logged(number) for number in range(1, 1001)]
         await world.tail.run_once()
-        assert expected == session.close_code
+        assert is_behind == session.is_behind
         session.close(CloseCode.CLIENT_LEFT)
         await serving
-    assert expected or list(range(1, 901)) == taken[:900]
+    assert is_behind or list(range(1, 901)) == taken[:900]
 
 
 async def test_a_burst_is_no_longer_than_a_sessions_queue() -> None:
@@ -336,7 +336,7 @@ async def test_a_burst_is_no_longer_than_a_sessions_queue() -> None:
         serving = asyncio.create_task(serve())
         world.log.events = [logged(number) for number in range(1, 8)]
         await world.tail.run_once()
-        assert session.close_code is None
+        assert not session.is_behind
         session.close(CloseCode.CLIENT_LEFT)
         await serving
     assert [1, 2, 3, 4, 5, 6] == taken[:6]
@@ -375,7 +375,8 @@ async def test_a_burst_waits_for_sessions_that_wait_for_a_turn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their queues would overflow, though their clients read."""
-    monkeypatch.setattr(session_module, "SENDS_PER_TURN", 4)
+    monkeypatch.setattr(tail_module, "BURST_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(session_turns, "SENDS_PER_TURN", 4)
     monkeypatch.setattr(session_module, "SENDS_AT_ONCE", 4)
     world.hub.turns = SessionTurns()
     got: dict[Session, list[int]] = {}
@@ -399,11 +400,52 @@ async def test_a_burst_waits_for_sessions_that_wait_for_a_turn(
         for end in range(100, 701, 100):
             world.log.events = [logged(number) for number in range(1, end)]
             await world.tail.run_once()
-        assert {None} == {session.close_code for session in sessions}
-        await world.hub.sent()
+        assert not any(session.is_behind for session in sessions)
         for session in sessions:
             session.close(CloseCode.CLIENT_LEFT)
         await asyncio.gather(*serving)
+
+
+async def test_a_burst_that_sessions_cannot_send_delays_the_others_for_a_bounded_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail goes on; they are behind."""
+    monkeypatch.setattr(tail_module, "BURST_SECONDS", 0.01)
+    monkeypatch.setattr(session_turns, "SENDS_PER_TURN", 0)
+    world.hub.turns = SessionTurns()
+    with ExitStack() as stack:
+        crowd = world.session(stack)
+        await world.tail.run_once()
+        assert crowd.go_live(place(0))
+        taking = asyncio.create_task(crowd.take())
+        await asyncio.sleep(0)
+        world.log.events = [logged(number) for number in range(1, 1001)]
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while await world.tail.run_once():
+                pass
+        assert crowd.is_behind
+        taking.cancel()
+        await asyncio.wait({taking})
+
+
+async def test_a_burst_of_many_pages_is_waited_for_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time counts from when the tail was at the present, also over a hundred pages."""
+    waited_until: set[float] = set()
+    real = world.hub.sent
+
+    async def sent(until: float) -> None:
+        waited_until.add(until)
+        await real(0)
+
+    monkeypatch.setattr(world.hub, "sent", sent)
+    with ExitStack() as stack:
+        world.session(stack)
+        await world.tail.run_once()
+        world.log.events = [logged(number) for number in range(1, 1000)]
+        while await world.tail.run_once():
+            assert len(waited_until) == 1
 
 
 async def test_an_announcer_announces_when_it_is_woken_and_again_if_that_fails() -> None:

@@ -13,7 +13,8 @@ from aiohttp import web
 from stretto.domain import UserId
 from stretto.events.hub import SessionHub
 from stretto.events.outgoing import OutgoingEvent
-from stretto.events.session import SENDS_AT_ONCE, SENDS_PER_TURN
+from stretto.events.session import SENDS_AT_ONCE
+from stretto.events.session_turns import SENDS_PER_TURN
 from stretto.events.settings import HubSettings
 from stretto.http.few_frames import QuietWebSocket
 from stretto.http.routes.events import _serve

@@ -83,17 +83,13 @@ async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, hub: 
     try:
         async with session.until_closed():
             await stream.send_position(catch_up.position)
-            while (missed := await catch_up.next()) is not None:
-                for outgoing in missed:
-                    if not session.may_send():
-                        await session.turn(len(missed))
-                    await _send_missed(stream, outgoing)
-            if catch_up.is_resumption:
-                # Every missed event has been sent.
-                await stream.send_position(catch_up.position)
-            position = catch_up.position
             while True:
-                position = await _send_next(stream, session, hub, position)
+                position = await _catch_up(stream, session, catch_up)
+                while not session.is_behind:
+                    position = await _send_next(stream, session, hub, position)
+                hub.fall_back(session)
+                catch_up = catch_up.again(position)
+                await catch_up.begin()
     except ConnectionError:
         session.close(CloseCode.CLIENT_LEFT)
     except TimeoutError:
@@ -105,6 +101,19 @@ async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, hub: 
     except Exception:  # noqa: BLE001 the stream has begun: too late for a problem document
         logger.exception("request.crashed")
         session.close(CloseCode.INTERNAL_ERROR)
+
+
+async def _catch_up(stream: EventStream, session: Session, catch_up: CatchUp) -> str:
+    """Send the missed events until the session is live; return the client's position then."""
+    while (missed := await catch_up.next()) is not None:
+        for outgoing in missed:
+            if not session.may_send():
+                await session.turn(len(missed))
+            await _send_missed(stream, outgoing)
+    if catch_up.is_resumption:
+        # Every missed event has been sent.
+        await stream.send_position(catch_up.position)
+    return catch_up.position
 
 
 async def _send_missed(stream: EventStream, outgoing: OutgoingEvent) -> None:
