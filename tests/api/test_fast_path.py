@@ -124,7 +124,7 @@ async def raw(api: Api) -> AsyncIterator[RawClients]:
 
 async def worked_for(api: Api) -> float:
     """Return how many creations were admitted: an answer on the fast path takes no time."""
-    name = 'stretto_http_request_seconds_count{route="/v1/groups"} '
+    name = 'stretto_http_request_seconds_count{method="POST",route="/v1/groups"} '
     lines = (await api.get("/metrics")).body.decode().splitlines()
     return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
 

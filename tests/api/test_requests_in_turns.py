@@ -161,4 +161,5 @@ async def test_the_wait_for_a_turn_is_a_part_of_a_requests_time(
         monkeypatch.setattr("stretto.http.front.runner.Turns.take", take_long)
         assert (await api.get("/v1/groups")).status == 200
         metrics = (await api.get("/metrics", user=None)).body.decode()
-    assert 'stretto_http_request_seconds_sum{route="/v1/groups"} 100.0\n' in metrics
+    name = 'stretto_http_request_seconds_sum{method="GET",route="/v1/groups"}'
+    assert f"{name} 100.0\n" in metrics

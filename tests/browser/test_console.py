@@ -16,6 +16,7 @@ from stretto.domain import group_id
 from stretto.http.front.serving import serving
 from stretto.http.routes.console import offer_tokens
 from stretto.http.tokens.settings import TokenSettings
+from stretto.telemetry.metrics import Metrics
 from support.api_client import SECRET, connected_api, token_of
 from support.chromium import chromium
 
@@ -55,6 +56,11 @@ CONTRASTS = """() => {
         found.push([name, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)]);
     }
     return found;
+}"""
+# How many requests the plot of the answers' times is made of.
+COUNTED = """async text => {
+    const { parsed, reading } = await import("/console/metrics.js");
+    return reading(parsed(text), 0).buckets.at(-1)[1];
 }"""
 
 
@@ -260,6 +266,15 @@ async def test_the_plots_follow_what_happens(browser: Browser, url: str) -> None
         lag = plots.locator("[data-plot=lag] b")
         await expect(lag.last).to_have_text(NONE)
         await expect(plots.locator("[data-plot=lag] .scale")).to_contain_text("0 ")
+
+
+async def test_the_plot_of_the_answers_times_is_of_creations(browser: Browser, url: str) -> None:
+    """A list of groups has the same route."""
+    metrics = Metrics()
+    for method, status in (("POST", 201), ("POST", 201), ("GET", 200)):
+        metrics.count_request(method, "/apps/chat/v1/groups", status, 0.1)
+    async with opened(browser, url) as page:
+        assert 2 == await page.evaluate(COUNTED, metrics.exposition().decode())
 
 
 async def test_it_fits_a_phone_and_can_be_read_in_both_schemes(browser: Browser, url: str) -> None:

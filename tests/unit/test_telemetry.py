@@ -243,6 +243,17 @@ def test_answers_on_the_fast_path_have_their_own_times() -> None:
         assert f"stretto_fast_path_seconds_bucket{{{labels}}} {count:.1f}" in lines
 
 
+def test_lists_of_groups_have_other_times_than_creations() -> None:
+    """They share a route."""
+    metrics = Metrics()
+    for method, seconds in (("POST", 0.25), ("GET", 2.0), ("GET", 4.0)):
+        metrics.count_request(method, "/v1/groups", 200, seconds)
+    lines = metrics.exposition().decode().splitlines()
+    for method, total in (("POST", 0.25), ("GET", 6.0)):
+        labels = f'method="{method}",route="/v1/groups"'
+        assert f"stretto_http_request_seconds_sum{{{labels}}} {total}" in lines
+
+
 def test_a_process_shows_what_it_uses() -> None:
     """Under the names that every library for Prometheus gives."""
     text = Metrics().exposition().decode()

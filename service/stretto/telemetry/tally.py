@@ -48,7 +48,9 @@ class RequestTally:
             "stretto_http_requests_total", "Requests answered.", ("method", "route", "status")
         )
         self._closed = 0
-        self._seconds: defaultdict[str, _Durations] = defaultdict(lambda: _Durations(SECONDS))
+        self._seconds: defaultdict[tuple[str, str], _Durations] = defaultdict(
+            lambda: _Durations(SECONDS)
+        )
         self._fast_path: defaultdict[str, _Durations] = defaultdict(
             lambda: _Durations(FAST_PATH_SECONDS)
         )
@@ -57,7 +59,7 @@ class RequestTally:
         """Count an answered request, and its time if it had one."""
         self._requests.counts[method, route, status] += 1
         if seconds is not None:
-            self._seconds[route].add(seconds)
+            self._seconds[method, route].add(seconds)
 
     def count_closed(self, connections: int) -> None:
         """Count connections that were closed because there were too many."""
@@ -72,16 +74,17 @@ class RequestTally:
         requests = HistogramMetricFamily(
             "stretto_http_request_seconds",
             "From a request's first line to its answer.",
-            labels=["route"],
+            labels=["method", "route"],
         )
         fast_path = HistogramMetricFamily(
             "stretto_fast_path_seconds",
             "From reading a creation to its answer on the fast path.",
             labels=["outcome"],
         )
-        for family, seconds in ((requests, self._seconds), (fast_path, self._fast_path)):
-            for label, durations in seconds.items():
-                family.add_metric([label], list(durations.buckets()), durations.total_seconds)
+        for labels, durations in self._seconds.items():
+            requests.add_metric(labels, list(durations.buckets()), durations.total_seconds)
+        for outcome, durations in self._fast_path.items():
+            fast_path.add_metric([outcome], list(durations.buckets()), durations.total_seconds)
         closed = CounterMetricFamily(
             "stretto_connections_closed_total",
             "Clients' connections closed because there were too many.",

@@ -65,7 +65,7 @@ def test_counters_and_histograms_are_added_up() -> None:
     assert 1 == series['stretto_reclaims_total{result="lost"}']
     assert 21 == series["stretto_batch_writes_sum"]
     assert 7 == series['stretto_batch_writes_bucket{le="4.0"}']
-    assert 7 == series['stretto_http_request_seconds_count{route="/v1/groups"}']
+    assert 7 == series['stretto_http_request_seconds_count{method="POST",route="/v1/groups"}']
 
 
 def test_gauges_become_one_as_the_table_says() -> None:

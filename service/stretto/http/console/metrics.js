@@ -21,9 +21,9 @@ export function reading(samples, atSeconds) {
   const of = (name) => samples.filter((sample) => sample.name === name);
   const sum = (found) => found.reduce((total, { value }) => total + value, 0);
   const answered = of("stretto_attempts_total");
-  // Under a host's prefix the route begins with it.
-  const creations = of("stretto_http_request_seconds_bucket").filter(({ labels }) =>
-    labels.route.endsWith("/v1/groups"),
+  // Under a host's prefix the route begins with it. A GET of it lists groups.
+  const creations = of("stretto_http_request_seconds_bucket").filter(
+    ({ labels }) => labels.method === "POST" && labels.route.endsWith("/v1/groups"),
   );
   const lags = [...of("stretto_relay_lag_seconds"), ...of("stretto_webhook_lag_seconds")];
   return {
