@@ -21,7 +21,7 @@ from stretto.embedded.postgres import CONNECTIONS, embedded_postgres
 from stretto.embedded.watch import watched_server
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
-from stretto.postgres.driver_errors import is_lasting
+from stretto.postgres.driver_errors import is_lasting, is_of_url
 from stretto.postgres.lanes import connections
 from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_runs import is_migrating
@@ -140,8 +140,8 @@ async def database_connection(
 ) -> AsyncIterator[Connection]:
     """Provide one connection; wait up to `START_SECONDS` for a database that does not answer yet.
 
-    Raises `Unreachable`, and `ConfigurationError` where the tables are needed and cannot be used as
-    they are: another start needs an operator. `awaits_tables` gives a migration as much time before.
+    Raises `Unreachable`, and `ConfigurationError` where the URL cannot be used, or where the tables are
+    needed and cannot be used as they are: another start needs an operator. `awaits_tables` gives a migration as much time before.
     """
     async with Database(dsn, schema=schema) as database:
         connection = await _acquire_patiently(database, place_of(dsn))
@@ -189,7 +189,10 @@ async def _require_schema(
 async def _acquire_patiently(
     database: Database, place: str, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
 ) -> Connection:
-    """Return a connection; the pause between two tries is for tests."""
+    """Return a connection; the pause between two tries is for tests.
+
+    Raises `Unreachable`, and `ConfigurationError` for a URL with which no try can succeed.
+    """
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:
@@ -202,7 +205,7 @@ async def _acquire_patiently(
                 message = f"no connection to the database at {place}: {error}"
                 if not is_pooler:
                     message = f"{message}; {remedy(cause)}"
-                raise Unreachable(message) from error
+                raise (ConfigurationError if is_of_url(cause) else Unreachable)(message) from error
             if asyncio.get_running_loop().time() >= deadline:
                 message = f"no connection to the database at {place} within {START_SECONDS:.0f} s"
                 message = f"{message}: {error}; {remedy_of_waiting(cause)}"

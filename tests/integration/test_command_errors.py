@@ -52,8 +52,12 @@ async def assert_said(
         ),
         ((2, "must look like postgresql://user:password@host:5432"), "postgresql://u:secret#@a/x"),
         (
-            (3, "; correct it in STRETTO_DATABASE_URL"),
+            (2, "; correct it in STRETTO_DATABASE_URL"),
             "postgresql://u:secret@127.0.0.1/x?sslmode=none",
+        ),
+        (
+            (2, "only programs with libpq take (connect_timeout): leave them out"),
+            "postgresql://u:secret@127.0.0.1/x?connect_timeout=5",
         ),
         # Waited for a while: it may be about to start.
         (

@@ -7,6 +7,7 @@ import socket
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -16,7 +17,15 @@ from stretto.postgres.connections import Database
 from stretto.postgres.driver_connection import DriverConnection, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 from stretto.postgres.lanes import CONNECTIONS_MAX, Lane
-from stretto.store_errors import OutcomeUnknown, ReadCancelled, Unreachable
+from stretto.postgres.tail import PostgresTail
+from stretto.store_errors import (
+    Locked,
+    Misconfigured,
+    OutcomeUnknown,
+    ReadCancelled,
+    StoreError,
+    Unreachable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -288,6 +297,39 @@ async def test_every_failure_of_a_read_is_unreachable(
             async with database.connection(Lane.LOOKS) as connection:
                 await connection.execute(statement)
         await database.ping()
+
+
+@pytest.mark.parametrize("lane", [Lane.UPKEEP, Lane.HISTORY])
+async def test_upkeep_reports_what_it_has_met_by_its_kind(
+    lane: Lane, database_url: str, connection: Connection
+) -> None:
+    """An operator looks for a lock elsewhere than for a server that is away; requests need not know."""
+
+    async def kind(lane: Lane, statement: str) -> type[StoreError]:
+        with pytest.raises(StoreError) as error:
+            async with database.connection(lane) as session:
+                await session.execute(statement)
+        return type(error.value)
+
+    read = "SELECT FROM outbox"
+    async with Database(database_url) as database, connection.transaction():
+        await connection.execute("LOCK TABLE outbox IN ACCESS EXCLUSIVE MODE")
+        assert [Locked, Unreachable] == [await kind(lane, read), await kind(Lane.LOOKS, read)]
+        assert Misconfigured is await kind(lane, "SELECT FROM nothing")
+        assert Unreachable is await kind(lane, "SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+async def test_the_log_tail_reports_a_lock_as_one(
+    database_url: str, connection: Connection
+) -> None:
+    """It has a connection of its own."""
+    async with Database(database_url) as database, connection.transaction():
+        await connection.execute("LOCK TABLE outbox_history IN ACCESS EXCLUSIVE MODE")
+        tail = PostgresTail(database, uuid4())
+        await tail.listen(lambda: None)
+        with pytest.raises(Locked):
+            await tail.present()
+        await tail.close()
 
 
 async def test_a_database_without_tables_learns_what_to_do(

@@ -11,6 +11,7 @@ import pytest
 
 from stretto.postgres.connections import Database
 from stretto.provision import _acquire_patiently
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 from support.command_process import stretto
 from support.service_process import ServiceProcess
@@ -31,10 +32,10 @@ async def never(_: float) -> None:
     pytest.fail("it waits for what does not heal")
 
 
-async def refusal(url: str) -> str:
-    """Return what is said of a URL that is given up at the first try."""
+async def refusal(url: str, kind: type[Exception] = Unreachable) -> str:
+    """Return what is said of a URL that is given up at the first try, with an error of this kind."""
     async with Database(url) as database:
-        with pytest.raises(Unreachable) as error:
+        with pytest.raises(kind) as error:
             await _acquire_patiently(database, "there", never)
     message = str(error.value)
     assert message.startswith("no connection to the database at there: ")
@@ -65,7 +66,7 @@ async def test_a_parameter_that_the_server_does_not_take_is_not_waited_for(
     expected: str, parameter: str, database_url: str
 ) -> None:
     """The server takes what the driver does not know for a setting of its own."""
-    message = await refusal(f"{database_url}&{parameter}")
+    message = await refusal(f"{database_url}&{parameter}", ConfigurationError)
     assert f"{expected}; correct the parameters of STRETTO_DATABASE_URL" in message
 
 
@@ -87,7 +88,7 @@ async def test_a_database_that_there_is_not_is_not_waited_for(database_url: str)
 )
 async def test_a_url_that_the_driver_cannot_use_is_not_waited_for(expected: str, url: str) -> None:
     """Whatever it raises for it; only its own words are passed on, which quote no password."""
-    message = await refusal(url)
+    message = await refusal(url, ConfigurationError)
     assert expected in message
     assert "STRETTO_DATABASE_URL" in message
 
@@ -97,7 +98,7 @@ async def test_a_variable_that_the_driver_cannot_use_is_named(
 ) -> None:
     """The URL is complete: the variable is wrong."""
     monkeypatch.setenv("PGPORT", "x")
-    message = await refusal(database_url)
+    message = await refusal(database_url, ConfigurationError)
     assert "PGPORT" in message
     assert "STRETTO_DATABASE_URL" not in message
 

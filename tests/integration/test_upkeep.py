@@ -12,17 +12,22 @@ import pytest
 from stretto.assembly.opening import open_component
 from stretto.creation.attempt import AnswerStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.observations import UpkeepFailed
 from stretto.postgres import retention
 from stretto.postgres.check import VIOLATIONS_MAX, check_database
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import RetentionSweeper, sweep, sweepable
 from stretto.postgres.settings import Retention
+from stretto.runtime.actor import Pace
+from stretto.runtime.runner import Run
 from support.database import connect, lock_waiters, pend
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.assembly.component import Component
+    from stretto.observations import Observation
+    from stretto.postgres.connections import Database
     from support.database import Connection
 
 RETENTION_DAYS = 30
@@ -307,6 +312,29 @@ async def test_a_range_is_as_large_in_all_partitions_together(
     )
     assert 100_000 == sum(batches)
     assert -(-size["blocks"] // expected) == len(batches)
+
+
+@pytest.mark.parametrize("table", ["outbox_slot", "attempt"])
+async def test_a_sweep_that_waits_for_a_lock_in_vain_says_so(
+    table: str, database: Database, connection: Connection
+) -> None:
+    """The database is there, and an operator looks for the transaction that holds it."""
+    observed: list[Observation] = []
+
+    async def stop_instead(*_: object) -> bool:
+        sweeper.stop()
+        return True
+
+    sweeper = RetentionSweeper(
+        lambda progress: sweep(database.upkeep, RETENTION, None, progress), observed.append
+    )
+    sweeper.pace = Pace(seconds=0)
+    async with connection.transaction():
+        await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        await Run(sweeper, observed.append, stop_instead).turns()
+    (failed,) = (each for each in observed if isinstance(each, UpkeepFailed))
+    assert ("sweeper", "Locked") == (failed.actor, failed.kind)
+    assert "lock timeout (SQLSTATE 55P03)" in failed.cause
 
 
 @pytest.mark.parametrize(("expected", "is_busy"), [(0, True), (1, False)])

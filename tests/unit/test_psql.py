@@ -33,10 +33,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             "PGHOST=h PGSSLMODE=require PGSSLROOTCERT=/c",
             "postgresql://h?sslmode=require&sslrootcert=/c",
         ),
-        (
-            "PGHOST=h PGAPPNAME=a PGCONNECT_TIMEOUT=3",
-            "postgresql://h?application_name=a&connect_timeout=3",
-        ),
+        ("PGHOST=h PGAPPNAME=a", "postgresql://h?application_name=a"),
         ("PGHOST=h PGTARGETSESSIONATTRS=any", "postgresql://h?target_session_attrs=any"),
     ],
 )

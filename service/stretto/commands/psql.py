@@ -25,7 +25,6 @@ from stretto.start_errors import ConfigurationError
 # for, such as a setting of the server, is left out.
 _VARIABLES: Final = {
     "application_name": "PGAPPNAME",
-    "connect_timeout": "PGCONNECT_TIMEOUT",
     "dbname": "PGDATABASE",
 }
 

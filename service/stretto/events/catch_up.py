@@ -58,7 +58,7 @@ class CatchUp:
         return str(self._place)
 
     async def begin(self) -> None:
-        """Read the first stretch. Raises `PositionLost`, `Overloaded` or `Unreachable`."""
+        """Read the first stretch. Raises `PositionLost`, `Overloaded` or a `StoreError`."""
         await self._in_turn(self._begin())
 
     async def _begin(self) -> None:
@@ -72,7 +72,7 @@ class CatchUp:
     async def next(self) -> Sequence[OutgoingEvent] | None:
         """Return the next missed events, in order; None once the session is live.
 
-        Raises `PositionLost`, `Overloaded` or `Unreachable`.
+        Raises `PositionLost`, `Overloaded` or a `StoreError`.
         """
         assert self._place is not None, "begin first"
         stretch, self._stretch = self._stretch, None

@@ -37,7 +37,7 @@ class DeletionLog(Protocol):
     async def deletions(self, begin: Place | None, limit: int) -> tuple[Sequence[UUID], Present]:
         """Return groups whose deletion the place does not cover, up to `limit`, and the present.
 
-        Without a place, none. One statement; raises `Unreachable`.
+        Without a place, none. One statement; raises a `StoreError`.
         """
 
 

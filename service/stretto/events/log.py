@@ -105,7 +105,7 @@ def _transaction_of(logged: LoggedEvent) -> tuple[History, int]:
 
 
 class LogStore(Protocol):
-    """Reads the log; each call is one statement and raises `Unreachable`."""
+    """Reads the log; each call is one statement and raises a `StoreError`."""
 
     async def present(self) -> Place:
         """Return the place (not a `Present`) that covers every event that is visible now."""

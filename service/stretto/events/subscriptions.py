@@ -87,7 +87,7 @@ class Subscriptions:
     async def begin(self, on_event: OnEvent) -> Callable[[], Awaitable[None]]:
         """Call back for what commits from now on; return a function that ends this.
 
-        Raises `Unreachable`, and `Overloaded` where there are too many, or once it stops.
+        Raises a `StoreError`, and `Overloaded` where there are too many, or once it stops.
         """
         # The log of a component that has stopped cannot be read.
         self._require_running()

@@ -16,7 +16,7 @@ from stretto.http.problems import final_problem, problem_of_exception, problem_r
 from stretto.http.request_ids import context_of
 from stretto.http.request_spans import begin_span, end_span, is_traced
 from stretto.runtime.shared import Shared
-from stretto.store_errors import Unreachable
+from stretto.store_errors import StoreError
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except StrettoError as error:
         return final_problem(error)
-    except Unreachable as error:
+    except StoreError as error:
         return final_problem(public_error(error))
     except web.HTTPException as exception:
         return problem_of_exception(exception)

@@ -20,7 +20,7 @@ import asyncpg
 from stretto.postgres.connecting import CONNECT_SECONDS, READ_ONLY, Connector, require_read_write
 from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, close_pool, guarded, terminate
-from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit
+from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit, upkeep_error
 from stretto.postgres.hosts_pool import acquire, release
 from stretto.postgres.lanes import CONNECTIONS_MAX, SEEING_ALL, WRITING, Lane, keep_session
 from stretto.postgres.migrate import PRIVILEGES, is_newer, listed, require_rights
@@ -138,7 +138,7 @@ class Database:
 
     @asynccontextmanager
     async def connection(self, lane: Lane) -> AsyncIterator[Connection]:
-        """Acquire a connection for a short statement; raises `Unreachable`, also for what fails there."""
+        """Acquire a connection for a short statement; raises `Unreachable`, or as `upkeep_error`."""
         self._require_open()
         sessions = self._pools[lane].get_max_size()
         began = self.standby.clock_seconds()
@@ -163,8 +163,8 @@ class Database:
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.PostgresError) and is_misfit(error):
                 self._misfit[lane] += 1
-            unreachable = Unreachable(in_words(error))
-            raise await self.standby.explained(unreachable, began, error) from error
+            meaning = upkeep_error(error) if lane.is_reported else Unreachable(in_words(error))
+            raise await self.standby.explained(meaning, began, error) from error
         else:
             del self._misfit[lane]
 
@@ -187,7 +187,7 @@ class Database:
         self._misfit.clear()
 
     def upkeep(self) -> AbstractAsyncContextManager[Connection]:
-        """Acquire a connection for relay, sweeper or webhook; raises `Unreachable`."""
+        """Acquire a connection for relay, sweeper or webhook; raises as `upkeep_error`."""
         return self.connection(Lane.UPKEEP)
 
     @asynccontextmanager

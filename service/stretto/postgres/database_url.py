@@ -30,6 +30,15 @@ _NO_TLS: Final = "disable"
 _UNVERIFIED: Final = ("allow", "prefer")
 _OWN_FILES: Final = ("sslcert", "sslkey")
 _SERVER_FILES: Final = ("sslrootcert", "sslcrl")
+# Parameters of libpq, PostgreSQL's own driver, that ours does not have: it would hand them to the server,
+# which takes what it is handed for settings of its own, and has none of these names.
+_LIBPQ_ONLY: Final = (
+    "channel_binding connect_timeout fallback_application_name gssdelegation gssencmode hostaddr"
+    " keepalives keepalives_count keepalives_idle keepalives_interval load_balance_hosts"
+    " max_protocol_version min_protocol_version oauth_client_id oauth_client_secret oauth_issuer"
+    " oauth_scope require_auth requirepeer requiressl scram_client_key scram_server_key servicefile"
+    " sslcertmode sslcompression sslcrldir sslkeylogfile sslsni"
+)
 
 
 def require_database_url(url: str) -> None:
@@ -57,6 +66,7 @@ def require_database_url(url: str) -> None:
     except ValueError:
         message = "its parameters must be name=value, with & between them and none at the end"
         raise ValueError(message) from None
+    _require_known(parameters)
     for host, _ in hosts:
         if not _is_host(host):
             # The driver would report a host that is not known yet.
@@ -96,6 +106,13 @@ def split_hosts(places: str) -> list[tuple[str, int | None]]:
 def _is_host(name: str) -> bool:
     # A folder with a socket is one too.
     return "\0" not in name if name.startswith("/") else is_host(name)
+
+
+def _require_known(parameters: Mapping[str, str]) -> None:
+    """Raise `ValueError` for parameters of libpq alone; their values may be secret."""
+    if unknown := sorted({*_LIBPQ_ONLY.split()} & parameters.keys()):
+        message = f"has parameters that only programs with libpq take ({', '.join(unknown)}): leave them out"
+        raise ValueError(message)
 
 
 def _require_tls_files(parameters: Mapping[str, str]) -> None:

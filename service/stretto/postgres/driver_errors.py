@@ -21,6 +21,7 @@ from stretto.store_errors import (
     Refused,
     StoreError,
     Transient,
+    Unreachable,
 )
 
 # Everything that asyncpg and the socket raise.
@@ -70,6 +71,8 @@ _DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
 # Connecting with the same URL can never succeed: no such user, password or database, a missing
 # right, a parameter that the server does not take.
 _LASTING_CLASSES: Final = ("22", "28", "3D", "42")
+# Of these, what the server answers to a parameter: a value, a text or a name that it does not take.
+_PARAMETER_CLASSES: Final = ("22", "42601", "42704")
 # What a server that goes on may answer to a connection's first statements, and another try may not
 # meet: a pooler's broken link, a server that takes no writes yet or goes down, a conflict, a lock.
 # Every other answer is one that an operator has to act on, such as 53400, a limit of the role's.
@@ -99,6 +102,19 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
         failure = Failure("refused_by_database", f"The database refused the group{where}.")
         return Refused(failure, cause)
     return Misconfigured(cause)
+
+
+def upkeep_error(error: BaseException) -> StoreError:
+    """Return what a driver's error means for a statement of upkeep, which the next turn repeats.
+
+    No outcome is kept, so it is `Unreachable`, unless the server has answered what an operator can act
+    on: a lock, a deadlock, a full disk, a missing right or table.
+    """
+    meaning = store_error(error, connection_lives=True)
+    is_read_only = isinstance(error, asyncpg.ReadOnlySQLTransactionError)
+    if isinstance(meaning, Transient | Misconfigured) and not is_read_only:
+        return meaning
+    return Unreachable(in_words(error))
 
 
 def sqlstate_of(error: asyncpg.PostgresError) -> str:
@@ -160,6 +176,14 @@ def is_lasting(error: BaseException | None) -> bool:
         return True
     # Also what the driver itself rejects, such as an unknown sslmode.
     return isinstance(error, URL_ERRORS) or is_without_tls(error)
+
+
+def is_of_url(error: BaseException | None) -> bool:
+    """Whether the URL itself is why: the driver cannot read it, or the server takes no such parameter."""
+    if isinstance(error, asyncpg.PostgresError):
+        return sqlstate_of(error).startswith(_PARAMETER_CLASSES)
+    # A certificate that does not verify is a `ValueError` too, and may be the server's fault.
+    return isinstance(error, URL_ERRORS) and not isinstance(error, ssl.SSLError)
 
 
 def is_without_tls(error: BaseException | None) -> bool:

@@ -35,6 +35,14 @@ class Lane(StrEnum):
         """Whether a wait for a standby may be cancelled: no group or deletion that it lacks is seen then."""
         return self not in (Lane.FOLLOWERS, Lane.DELETIONS)
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether actors report what fails here (`upkeep.failed`), and so its kind, to operators.
+
+        What fails in other lanes, requests and health checks get: to them all of it is `Unreachable`.
+        """
+        return self in (Lane.UPKEEP, Lane.HISTORY)
+
 
 # One for each actor; the users of UPKEEP can wait for each other. Two of GROUPS, so that a large page
 # does not delay single groups; two of FOLLOWERS, so that a row lock does not delay every other key.

@@ -134,7 +134,7 @@ class PostgresLogStore:
 
 async def origin(database: Database) -> str:
     """Return what identifies this database on a bus that others may share."""
-    async with database.connection(Lane.HISTORY) as connection:
+    async with database.connection(Lane.PROBE) as connection:
         identity: str = await connection.fetchval(QUERIES["origin"])
     return hashlib.sha256(identity.encode()).hexdigest()[:_ORIGIN_CHARACTERS]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stretto.postgres.connections import GRACE_SECONDS, READ_SECONDS
 from stretto.postgres.driver_connection import guarded, is_lost, terminate, watchdog
-from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
+from stretto.postgres.driver_errors import DRIVER_ERRORS, upkeep_error
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
 from stretto.store_errors import Unreachable
@@ -52,7 +52,7 @@ class PostgresTail(PostgresLogStore):
             self._heard = channel, hear
 
     async def announce(self) -> None:
-        """Announce to other processes that this one has written; raises `Unreachable`."""
+        """Announce to other processes that this one has written; raises a `StoreError`."""
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["announce"], self._token)
 
@@ -82,7 +82,7 @@ class PostgresTail(PostgresLogStore):
                 yield connection
         except DRIVER_ERRORS as error:
             terminate(connection)
-            raise Unreachable(in_words(error)) from error
+            raise upkeep_error(error) from error
         except BaseException:
             # Cancelling the statement instead would need another connection.
             terminate(connection)

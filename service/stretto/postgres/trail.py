@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PostgresTrailStore:
-    """Adds to trails and reads them; each statement raises `Unreachable`."""
+    """Adds to trails and reads them; each statement raises a `StoreError`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

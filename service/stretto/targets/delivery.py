@@ -38,7 +38,7 @@ class PutOff:
 
 
 class DeliveryStore(Protocol):
-    """Short statements, each a transaction of its own; each raises `Unreachable`."""
+    """Short statements, each a transaction of its own; each raises a `StoreError`."""
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
         """Lease due deliveries, the longest due first; a synchronous standby has their events.

@@ -231,7 +231,7 @@ class Endpoint(Protocol):
 
 
 class WebhookStore(DeliveryStore, Protocol):
-    """Short statements, each a transaction of its own; each raises `Unreachable`.
+    """Short statements, each a transaction of its own; each raises a `StoreError`.
 
     A store is of one URL. It takes, enrols, puts off, pauses and disables only while that is the
     target of the webhook's reader. No delivery is taken while the endpoint is paused or disabled.

@@ -30,7 +30,7 @@ from stretto.http.app import build_app
 from stretto.http.cors import Cors
 from stretto.http.problems import problem_of, problem_of_exception, problem_response
 from stretto.http.service import SERVICE, answer_problems
-from stretto.store_errors import Unreachable
+from stretto.store_errors import Locked, Unreachable
 from stretto.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -197,6 +197,8 @@ async def test_an_unknown_method_is_a_problem_with_the_known_ones() -> None:
         ((413, "body_too_large", None), BodyTooLarge()),
         ((503, "overloaded", "2"), Overloaded(retry_after_seconds=2)),
         ((503, "database_unavailable", "1"), Unreachable("password of a user")),
+        # Of the history that a session has missed.
+        ((503, "database_unavailable", "1"), Locked("lock timeout")),
         ((500, "internal_error", None), ZeroDivisionError("password of a user")),
     ],
 )

@@ -35,6 +35,8 @@ def _no_tls_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         "postgresql://u@/x?host=a,[::1]:5433",
         "postgresql://u@a/x?host=",
         "postgresql://u@a/x?work_mem=8MB&pgbouncer=true",
+        "postgresql://u@a/x?options=-c%20geqo%3Doff&target_session_attrs=any&sslnegotiation=postgres",
+        "postgresql://u@a/x?tcp_user_timeout=9&client_encoding=utf8&krbsrvname=a",
         "postgresql://u@a/a%20b%40c%3A%2F%2Fd?application_name=a%20b",
     ],
 )
@@ -74,6 +76,11 @@ def test_what_the_driver_can_use_is_taken(url: str) -> None:
         ("parameters must be name=value", "postgresql://u:secret@a/x?sslmode"),
         ("parameters must be name=value", "postgresql://u:secret@a/x?sslmode=disable&"),
         ("parameters must be name=value", "postgresql://u:secret@/x?host=a:b"),
+        (r"libpq take \(connect_timeout\): leave", "postgresql://u@a/x?connect_timeout=5"),
+        (
+            r"libpq take \(keepalives, scram_client_key\)",
+            "postgresql://u@a/x?scram_client_key=secret&keepalives=1",
+        ),
     ],
 )
 def test_what_never_leads_to_a_database_is_refused(expected: str, url: str) -> None:

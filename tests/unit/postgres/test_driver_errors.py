@@ -9,7 +9,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from stretto.postgres.driver_errors import in_words, is_lasting, store_error
+from stretto.postgres.driver_errors import (
+    in_words,
+    is_lasting,
+    is_of_url,
+    store_error,
+    upkeep_error,
+)
 from stretto.store_errors import (
     InDoubt,
     Locked,
@@ -18,6 +24,7 @@ from stretto.store_errors import (
     Refused,
     StoreError,
     Transient,
+    Unreachable,
 )
 
 
@@ -56,6 +63,29 @@ def test_a_state_says_what_became_of_the_write(
     """Committed is only what has returned; failed is only what the request itself has caused."""
     for state in states:
         assert type(store_error(server_error(state), connection_lives=True)) is expected, state
+
+
+@pytest.mark.parametrize(
+    ("expected", "error"),
+    [
+        (Locked, server_error("55P03")),
+        (Transient, server_error("40P01")),
+        (Transient, server_error("53100")),
+        (Misconfigured, server_error("42501")),
+        # The server is none that takes writes, goes down, or says nothing.
+        (Unreachable, server_error("25006")),
+        (Unreachable, server_error("57P01")),
+        (Unreachable, ConnectionResetError()),
+        (Unreachable, TimeoutError()),
+        # A rule for rows says nothing to a turn that nobody has asked for.
+        (Unreachable, server_error("P0001")),
+    ],
+)
+def test_an_error_of_upkeep_names_what_an_operator_can_act_on(
+    expected: type[StoreError], error: Exception
+) -> None:
+    """What was committed matters to no turn: the next one looks again."""
+    assert expected is type(upkeep_error(error))
 
 
 @pytest.mark.parametrize("severity", ["FATAL", "PANIC"])
@@ -185,6 +215,28 @@ def test_a_url_that_the_driver_cannot_use_lasts_and_a_network_does_not(
 ) -> None:
     """Addresses appear, sockets are made, and handshakes break off at a restart."""
     assert expected is is_lasting(error)
+
+
+@pytest.mark.parametrize(
+    ("expected", "error"),
+    [
+        (True, server_error("42704")),
+        (True, server_error("22023")),
+        (True, asyncpg.ClientConfigurationError("`sslmode` parameter must be one of: …")),
+        (True, ValueError("invalid literal for int() with base 10: 'abc'")),
+        # What others may change: a password, a right, a database, a certificate.
+        (False, server_error("28P01")),
+        (False, server_error("42501")),
+        (False, server_error("3D000")),
+        (False, ssl.SSLCertVerificationError(1, "certificate verify failed")),
+        (False, None),
+    ],
+)
+def test_a_url_that_is_itself_wrong_is_distinguished_from_a_server_that_refuses(
+    expected: bool, error: Exception | None
+) -> None:
+    """The first is a wrong setting: only another URL helps."""
+    assert expected is is_of_url(error)
 
 
 @pytest.mark.parametrize("error", [asyncpg.SerializationError(), asyncpg.AdminShutdownError()])
