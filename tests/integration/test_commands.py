@@ -16,7 +16,7 @@ import nats.aio.client
 import nats.errors
 import orjson
 import pytest
-from nats.js.api import ConsumerConfig, DiscardPolicy
+from nats.js.api import ConsumerConfig, DiscardPolicy, RetentionPolicy
 
 from stretto import errors as errors_module
 from stretto.assembly.opening import open_component
@@ -44,6 +44,7 @@ from stretto.nats import command_outcomes as outcomes_module
 from stretto.nats import command_window as window_module
 from stretto.nats import commands as commands_module
 from stretto.nats import connection as connection_module
+from stretto.nats import outage as outage_module
 from stretto.nats import pull as pull_module
 from stretto.nats.command_outcomes import REPLY_CHARACTERS_MAX
 from stretto.nats.commands import CommandConsumer, CommandSettings
@@ -55,6 +56,7 @@ from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
+from stretto.store_errors import Unreachable
 from stretto.telemetry.tracing import Tracing
 from support.api_client import TEAM
 from support.nats_process import (
@@ -900,6 +902,67 @@ async def test_a_command_that_cannot_be_settled_yet_is_put_off_and_then_settled(
     assert 5 == creator.calls
     assert 4 == observed.count(CommandHandled("put_off"))
     assert await groups(connection) == 1
+
+
+class Away:
+    """Stands for a creator whose database is away until it is said to be back."""
+
+    def __init__(self, creator: GroupCreator) -> None:
+        self.creator = creator
+        self.is_back = False
+        self.tried: list[IdempotencyKey] = []
+
+    async def create_from(
+        self, owner: UserId, key: IdempotencyKey, *given: Any, **by: Any
+    ) -> object:
+        self.tried.append(key)
+        if not self.is_back:
+            raise DatabaseUnavailable from Unreachable("away")
+        return await self.creator.create_from(owner, key, *given, **by)
+
+
+async def test_commands_stay_in_the_stream_while_the_database_is_away(
+    server: NatsProcess,
+    component: Component,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Put off, they would take places, and be rejected beyond a share; all are done afterwards."""
+    monkeypatch.setattr(outage_module, "TRY_SECONDS", 0.05)
+    creator: Any = Away(component.creator)
+    observed: list[Observation] = []
+    async with nats_client(server.url) as client:
+        bus = Sender(client)
+        await bus.jetstream.add_stream(
+            name=STREAM,
+            subjects=[SUBJECT],
+            metadata={MARK: OURS.database},
+            retention=RetentionPolicy.WORK_QUEUE,
+        )
+        for number in range(200):
+            await bus.send(Idempotency_Key=f"k{number}")
+        async with consuming(server, creator, observed):
+            # The first ones find it out together, the others one after the other.
+            await until(lambda: 2 * FAST.workers <= len(creator.tried))
+            assert (await bus.jetstream.consumer_info(STREAM, CONSUMER)).num_pending >= 100
+            creator.is_back = True
+            await bus.settled()
+    assert 0 == observed.count(CommandHandled("rejected"))
+    assert await groups(connection) == 200
+
+
+async def test_a_command_that_was_tried_often_in_an_outage_is_done_soon_after_it(
+    server: NatsProcess, component: Component, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pauses do not grow meanwhile: with them, it would come half a minute later."""
+    monkeypatch.setattr(outage_module, "TRY_SECONDS", 0.01)
+    monkeypatch.setattr(commands_module, "DELAY", Backoff(0.02, 10 * DEADLINE_SECONDS))
+    creator: Any = Away(component.creator)
+    async with consuming(server, creator), sender(server) as bus:
+        asked = asyncio.create_task(bus.ask())
+        await until(lambda: 16 <= len(creator.tried))
+        creator.is_back = True
+        assert b"group_id" in (await asked).data
 
 
 class OfOwners:

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ QUEUED_BYTES_MAX: Final = 16 * 2**20
 SHARES: Final = 16
 # An acknowledgement that says "in progress" may be as late as two of them.
 KEPT_PER_ACK_WAIT: Final = 3
+# Of a command that is put off; others are handled meanwhile.
+DELAY: Final = Backoff(0.5, 30.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,7 @@ from stretto.errors import (
 from stretto.nats.command_context import KEY, context_of, end_span
 from stretto.nats.command_outcomes import dead_letter, reply_problem, reply_subject, reply_success
 from stretto.nats.command_streams import provide_command_streams
-from stretto.nats.command_window import OWNER, Command, CommandWindow, PutOff
+from stretto.nats.command_window import DELAY, OWNER, Command, CommandWindow, PutOff
 from stretto.nats.connection import (
     CANCEL_SECONDS,
     NATS_ERRORS,
@@ -43,10 +43,10 @@ from stretto.nats.connection import (
     NatsConnection,
     end_tasks,
 )
+from stretto.nats.outage import Outage
 from stretto.nats.pull import Pull
 from stretto.observations import CommandHandled
 from stretto.runtime.actor import Actor, Pace, TryAgain
-from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 
 # How long one delivery waits for its outcome; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
-# Delays of redelivery; other commands are handled meanwhile.
-DELAY: Final = Backoff(0.5, 30.0)
 # A command usually takes some milliseconds; one that does not end in time is redelivered.
 STOP_SECONDS: Final = 2.0
 
@@ -109,7 +107,7 @@ class CommandConsumer(Actor):
         self._observe = observe
         self._settings = settings or CommandSettings()
         self._tracing = tracing
-        self._put_off = PutOff()
+        self._put_off, self._outage = PutOff(), Outage()
         self._busy: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] = asyncio.Future()
         """Done once the actor is stopping and no command is under way."""
@@ -179,6 +177,7 @@ class CommandConsumer(Actor):
         stream, consumer = self._deployment.command_stream, self._deployment.command_consumer
         async with Pull(link, stream, consumer, self._settings.fetch_seconds) as pull:
             while not (self.is_stopping or over.is_set()):
+                await self._outage.turn()
                 message = await pull.next()
                 if message is not None:
                     # Handled here: no more is taken before this one is settled or put off.
@@ -239,7 +238,8 @@ class CommandConsumer(Actor):
         message = command.message
         try:
             reply_to = reply_subject(message.headers or {}, self._deployment)
-            answer = await self._create(message)
+            with self._outage.trial():
+                answer = await self._create(message)
         except StrettoError as error:
             return await self._refuse(link, window, command, error)
         await reply_success(link, reply_to, answer)
@@ -292,8 +292,8 @@ class CommandConsumer(Actor):
         return "rejected" if may_succeed else "dead_lettered"
 
     async def _delay(self, command: Command, seconds_min: float = 0.0) -> str:
-        """Let the command come again, after a pause that grows."""
-        tries = command.message.metadata.num_delivered
+        """Let the command come again, after a pause that grows, but not in an outage."""
+        tries = command.message.metadata.num_delivered if self._outage.is_over else 1
         seconds = max(DELAY.seconds(tries - 1), seconds_min)
         await command.message.nak(seconds)
         self._put_off.add(command.owner, seconds)
