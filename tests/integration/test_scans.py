@@ -16,6 +16,7 @@ from stretto.postgres.queries import QUERIES
 from stretto.postgres.scans import scanning
 from support.command_process import ended
 from support.environment import QUIET, environment
+from support.python_program import run_program
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -132,6 +133,38 @@ async def test_a_terminated_command_cancels_its_statement(
         code, _, errors = await ended(process)
         assert 0 == await connection.fetchval(RUNNING)
     assert (-signal.SIGTERM, "") == (code, errors)
+
+
+# A command that gets a second signal while its task, which the first one has cancelled, still tidies up.
+TERMINATED: Final = """
+import asyncio
+import signal
+import sys
+from stretto.commands import running
+running.ORDER_SECONDS = float(sys.argv[1])
+async def main():
+    with running._ended_in_order():
+        signal.raise_signal(signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends = asyncio.get_running_loop().time() + 0.1
+            while asyncio.get_running_loop().time() < ends:
+                await asyncio.sleep(0)
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0)
+            print("tidied up", flush=True)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("expected", "order_seconds"), [(b"tidied up\n", 60), (b"", 0)])
+async def test_a_signal_that_repeats_the_first_one_lets_a_command_end_in_order(
+    expected: bytes, order_seconds: int
+) -> None:
+    """`timeout` signals its command, and then the process group; a later one ends it at once."""
+    ended_by = await run_program(TERMINATED, str(order_seconds), seconds=30)
+    assert (-signal.SIGTERM, expected, b"") == ended_by
 
 
 async def test_a_server_that_cannot_look_for_its_client_is_checked(

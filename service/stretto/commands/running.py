@@ -26,6 +26,7 @@ from stretto.postgres.connections import GRACE_SECONDS, READ_SECONDS, Database
 from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.standby import waits_for_standby
 from stretto.provision import database_connection, database_place
+from stretto.runtime.stop import ORDER_SECONDS
 from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import configured_logging
 
@@ -136,8 +137,8 @@ async def connected(
 def _ended_in_order() -> Iterator[None]:
     """On SIGTERM cancel the command's task, as Ctrl-C does, and end by the signal after that.
 
-    The driver then cancels the statement, which the server would go on with. A second signal ends the
-    process at once.
+    The driver then cancels the statement, which the server would go on with. A signal that is no part
+    of the same order ends the process at once.
     """
     before = signal.getsignal(signal.SIGTERM)
     if before is signal.SIG_IGN:
@@ -145,24 +146,25 @@ def _ended_in_order() -> Iterator[None]:
         return
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    is_terminated = False
+    restoring: asyncio.TimerHandle | None = None
 
     def restore() -> None:
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, before)
 
     def terminate() -> None:
-        nonlocal is_terminated
-        is_terminated = True
-        restore()
-        task.cancel()
+        nonlocal restoring
+        if restoring is None:
+            restoring = loop.call_later(ORDER_SECONDS, restore)
+            task.cancel()
 
     loop.add_signal_handler(signal.SIGTERM, terminate)
     try:
         yield
     finally:
         restore()
-        if is_terminated:
+        if restoring is not None:
+            restoring.cancel()
             signal.raise_signal(signal.SIGTERM)
 
 
