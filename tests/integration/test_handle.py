@@ -153,6 +153,24 @@ async def test_authorize_is_asked_by_each_request_that_no_memory_answers(
             await component.create("other", NEW_GROUP)
 
 
+async def test_a_component_that_has_ended_refuses_before_it_asks_authorize(
+    database_url: str,
+) -> None:
+    """The host's own resources may be closed by then."""
+    asked: list[str] = []
+
+    async def allow(new_group: stretto.NewGroup) -> None:
+        asked.append(new_group.owner)
+
+    async with stretto.open_component(database_url, authorize=allow) as component:
+        pass
+    with pytest.raises(stretto.Overloaded, match="shutting down"):
+        await component.create("k", NEW_GROUP)
+    with pytest.raises(stretto.Overloaded, match="shutting down"):
+        await component.create_from("alice", "k", b'{"name": "Team"}')
+    assert [] == asked
+
+
 async def test_the_limit_of_new_attempts_lets_pass_what_is_remembered(database_url: str) -> None:
     """Another process takes the key of a group for a new one, until the owner has a place again."""
     slow = stretto.ComponentSettings(creator=stretto.CreatorSettings(rate_limit=1.0))

@@ -14,6 +14,7 @@ import stretto
 from stretto.assembly.opening import open_component
 from stretto.observations import ActorCrashed, AuthorizationFailed, Observation, WriteFailed
 from stretto.postgres.connections import Database
+from support.database import first_row
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 DEADLINE_SECONDS: Final = 60
+READ_ONLY: Final = "default_transaction_read_only"
 NEW_GROUP: Final = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
 
 
@@ -306,3 +308,43 @@ async def test_a_role_that_reads_texts_otherwise_has_its_pool_taken(database_url
         open_component(pool=pool),
     ):
         pass
+
+
+@pytest.mark.parametrize("is_in_url", [False, True])
+async def test_a_pool_that_only_reads_is_refused(is_in_url: bool, database_url: str) -> None:
+    """Nothing but the pool's own settings could end that."""
+    settings = {"search_path": "stretto"}
+    if is_in_url:
+        database_url = f"{database_url}{'&' if '?' in database_url else '?'}{READ_ONLY}=on"
+    else:
+        settings |= {READ_ONLY: "on"}
+    async with asyncpg.create_pool(database_url, min_size=0, server_settings=settings) as pool:
+        with pytest.raises(stretto.ConfigurationError, match="so stretto could never write: leave"):
+            async with open_component(pool=pool):
+                pass
+
+
+async def test_a_pool_whose_database_only_reads_for_now_is_waited_for(
+    database_url: str, connection: Connection
+) -> None:
+    """An operator ends that, as a promotion ends a standby."""
+    (name,) = await first_row(connection, "SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET {READ_ONLY} = on")
+    settings = {"search_path": "stretto"}
+    async with (
+        asyncpg.create_pool(database_url, min_size=0, server_settings=settings) as pool,
+        open_component(pool=pool) as component,
+    ):
+        with pytest.raises(stretto.DatabaseUnavailable):
+            await created(component, "k")
+        await connection.execute(f"ALTER DATABASE {name} RESET {READ_ONLY}")
+        await pool.expire_connections()
+
+        async def is_created() -> bool:
+            try:
+                await created(component, "k")
+            except stretto.DatabaseUnavailable:
+                return False
+            return True
+
+        await until(is_created)

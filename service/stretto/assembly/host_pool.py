@@ -65,6 +65,10 @@ SENT: Final[Mapping[str, object]] = {
 }
 READ: Final[Mapping[str, object]] = {"name": "a", "name[]": ["a"], "json": '{"a": 1}', "pg_lsn": 7}
 
+_READ_ONLY: Final = (
+    "the pool is opened with default_transaction_read_only = on, so stretto could never write: leave"
+    " that out of its server_settings and of its URL, or give stretto a pool of its own"
+)
 
 LOOKS_FOR_SESSION: Final = 10
 _KEEPS: Final = (
@@ -180,6 +184,9 @@ async def _require_right_pool(database: Database) -> None:
                     f' server_settings={{"search_path": "{pool["schemas"]}"}}'
                 )
                 raise ConfigurationError(message)
+            # Where the server, the database or the role says so, an operator may end that: it is waited for.
+            if pool["is_read_only"]:
+                raise ConfigurationError(_READ_ONLY)
             # PgBouncer reports a process id that is not the server's.
             database.is_shared = pool["backend"] != connection.get_server_pid()
         await _require_reset(database)

@@ -260,7 +260,7 @@ class GroupCreator:
                     # There is something to follow, or another request was quicker.
                     out_of_range, known = None, self._memory.find(id_)
                     continue
-                if flight is None and authorization is not None:
+                if flight is None and authorization is not None and not self.is_stopping:
                     await authorization.require(id_, new_group)
                     authorization = None
                     # Another request of the key may have started, or succeeded, meanwhile.

@@ -12,8 +12,8 @@ SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
 
 -- name: ping_pool
 -- Ask whether the search_path of a host's pool leads to our tables $1 and routines $2, all in one
--- schema, and which schemas have them. What is missing is not reported here: the schema's version is
--- checked later.
+-- schema, and which schemas have them; and whether the pool itself has its sessions begin transactions
+-- that only read. What is missing is not reported here: the schema's version is checked later.
 SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_member')
         FROM (SELECT name, relnamespace FROM unnest($1::text[]) AS name
               JOIN pg_class ON pg_class.oid = to_regclass(name)
@@ -22,6 +22,8 @@ SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_me
        current_setting('search_path') AS search_path,
        (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
         WHERE tablename = 'conversation_member') AS schemas,
+       (SELECT setting::boolean AND source = 'client' FROM pg_settings
+        WHERE name = 'default_transaction_read_only') AS is_read_only,
        pg_backend_pid() AS backend;
 
 -- name: leave_setting
