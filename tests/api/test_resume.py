@@ -250,6 +250,10 @@ async def test_a_live_session_whose_queue_overflows_gets_everything_in_order(
         await reader.next()
         await live.tail_once()
         for _ in range(2):
+            # One that is sent live: it does not come again.
+            await insert_events(connection, 1)
+            await live.tail_once()
+            assert await ids_of(client, 1) == await ids_of(reader, 1)
             await insert_events(connection, 300)
             rows = await connection.fetch("SELECT event_id FROM outbox ORDER BY position")
             missed = [str(row["event_id"]) for row in rows][-300:]
