@@ -11,6 +11,7 @@ import pytest
 from races.log_explorer import LogAnomaly, explore_log
 from races.log_world import LogScenario, LogWorld
 from races.relay_world import RelayWorld
+from stretto.events import history_reader
 from stretto.events.catch_up import CatchUp
 from stretto.events.hub import SessionHub
 from stretto.events.session import Session
@@ -58,6 +59,15 @@ def test_no_client_misses_an_event_in_any_order(name: str, record_property: Any)
     """Nor gets one twice in a session, nor could miss one by resuming anywhere."""
     found = explore_log(lambda: LogWorld(SCENARIOS[name]))
     record_property("explored", f"{name}: {found.states} states, {found.ends} ends")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_client_misses_an_event_that_gets_one_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where each event is as large as all that a session may hold of a page."""
+    monkeypatch.setattr(history_reader, "STRETCH_BYTES_MAX", 0)
+    explore_log(lambda: LogWorld(SCENARIOS[name]))
 
 
 RELAYS: Final = {

@@ -52,6 +52,9 @@ ANSWER_SECONDS_MAX: Final = 1.0
 # sessions were closed for a passing failure, all would reconnect and read more than before.
 RETRY_SECONDS_MAX: Final = 10.0
 BACKOFF: Final = Backoff(0.05, 1.0)
+# A session holds so much of a page, or one event: its client may read slowly, and thousands of sessions
+# may be at as many places. A page may have 50 MB.
+STRETCH_BYTES_MAX: Final = 128 * 1024
 # Waits that end in one turn of the event loop: some 2 ms, with the choice of their events.
 ANSWERS_PER_TURN: Final = 64
 
@@ -171,30 +174,47 @@ async def _serve(page: LogPage, number: int, served: Sequence[Waiting]) -> None:
     missed = _missed(page, {each.user for each in served})
     # Most are at one place: they have moved along together.
     places = {place: place | page.place for place in {each.place for each in served}}
-    lacked: dict[tuple[str, Place], Sequence[OutgoingEvent]] = {}
+    stretches: dict[tuple[str, Place], Stretch] = {}
     for count, each in enumerate(served, 1):
-        key = each.user, each.place
-        if (events := lacked.get(key)) is None:
-            events = [one for one in missed[each.user] if not one.is_covered_by(each.place)]
-            lacked[key] = events
-        place = places[each.place]
+        place, key = places[each.place], (each.user, each.place)
+        if (stretch := stretches.get(key)) is None:
+            stretch = stretches[key] = _stretch(page, missed[each.user], each.place, place)
         is_moved = place != each.place
-        if events or not page.is_full or (is_moved and _now() >= each.answer_at):
-            each.request.answer(Stretch(events, place, not page.is_full))
+        if stretch.events or not page.is_full or (is_moved and _now() >= each.answer_at):
+            each.request.answer(stretch)
         elif is_moved:
             each.place, each.since_page = place, number
         if count % ANSWERS_PER_TURN == 0:
             await asyncio.sleep(0)
 
 
-def _missed(page: LogPage, users: AbstractSet[str]) -> dict[str, list[OutgoingEvent]]:
-    """Return the events of each of these users; an event is encoded once for all."""
-    missed: dict[str, list[OutgoingEvent]] = {user: [] for user in users}
-    for logged, position in page.numbered():
-        outgoing = OutgoingEvent(logged, position)
+def _missed(page: LogPage, users: AbstractSet[str]) -> dict[str, list[tuple[int, OutgoingEvent]]]:
+    """Return the events of each of these users, and how many of the page come before each.
+
+    An event is encoded once for all.
+    """
+    missed: dict[str, list[tuple[int, OutgoingEvent]]] = {user: [] for user in users}
+    for before, (logged, position) in enumerate(page.numbered()):
+        numbered = before, OutgoingEvent(logged, position)
         for user in missed.keys() & logged.event.recipients:
-            missed[user].append(outgoing)
+            missed[user].append(numbered)
     return missed
+
+
+def _stretch(
+    page: LogPage, missed: Sequence[tuple[int, OutgoingEvent]], place: Place, behind: Place
+) -> Stretch:
+    """Return what a session lacks at its place: all up to `behind`, or as much as it may hold."""
+    events: list[OutgoingEvent] = []
+    held_bytes = 0
+    for before, outgoing in missed:
+        if outgoing.is_covered_by(place):
+            continue
+        held_bytes += len(outgoing.event.envelope)
+        if events and held_bytes > STRETCH_BYTES_MAX:
+            return Stretch(events, place | page.place_behind(before), is_end=False)
+        events.append(outgoing)
+    return Stretch(events, behind, not page.is_full)
 
 
 def _now() -> float:

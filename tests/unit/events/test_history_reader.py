@@ -125,6 +125,26 @@ async def test_a_user_gets_what_was_missed_in_order(world: World) -> None:
     assert str(place(21)) == catch_up.position
 
 
+async def test_a_session_holds_no_more_of_a_page_than_it_may(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One event at least; the others it asks for, and gets each once."""
+    monkeypatch.setattr(history_reader, "PAGE_EVENTS", 100)
+    monkeypatch.setattr(history_reader, "STRETCH_BYTES_MAX", 2 * len(b"{}"))
+    world.log.events = [logged(n, ALICE if n % 2 else BOB) for n in range(1, 8)]
+    with world.hub.session(ALICE, 1e12) as session:
+        catch_up = world.catch_up(session, place(1))
+        world.reading = asyncio.create_task(Run(world.reader, world.observed.append).turns())
+        await catch_up.begin()
+        stretches: list[list[int]] = []
+        while (missed := await catch_up.next()) is not None:
+            stretches.append(log_events.numbers(missed))
+    assert [[1, 3], [5, 7]] == [each for each in stretches if each]
+    monkeypatch.setattr(history_reader, "STRETCH_BYTES_MAX", 0)
+    with world.hub.session(ALICE, 1e12) as session:
+        assert [[3, 5, 7]] == await world.all_of(world.catch_up(session, place(2)))
+
+
 async def test_who_waits_at_the_same_moment_shares_one_scan(world: World) -> None:
     """Whatever position each of them has left at; who has none reads nothing."""
     world.log.events = [logged(n, ALICE, BOB) for n in range(1, 4)]
