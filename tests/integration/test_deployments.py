@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -25,7 +26,15 @@ from stretto.nats import deployment as deployment_module
 from stretto.nats import publisher as nats_bus
 from stretto.nats.command_streams import provide_command_streams
 from stretto.nats.connection import NatsConnection
-from stretto.nats.deployment import MARK, Deployment, ForeignStream, adopt, provide_stream
+from stretto.nats.deployment import (
+    MARK,
+    Deployment,
+    ForeignStream,
+    SubjectsMissing,
+    _takes,
+    adopt,
+    provide_stream,
+)
 from stretto.nats.publisher import NatsBus
 from stretto.postgres.connections import Database
 from stretto.postgres.log import origin
@@ -237,6 +246,52 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
         await bus.ready()
         assert {} == await bus.publish([new_event()])
     assert (await jetstream.stream_info(OURS.event_stream)).state.messages == 1
+
+
+async def test_a_stream_without_one_of_our_subjects_is_refused_with_advice(
+    server: NatsProcess, client: Client, database_url: str
+) -> None:
+    """The first large group would stop all events: nobody answers what no stream takes."""
+    deployment = await deployment_of(database_url)
+    jetstream = client.jetstream()
+    config = StreamConfig(
+        name=deployment.event_stream,
+        subjects=["stretto.events.>"],
+        metadata={MARK: deployment.database},
+    )
+    await jetstream.add_stream(config)
+    settings = ComponentSettings(nats_url=server.url)
+    advice = r"does not take stretto\.recipients\.>, which we publish: add that to its subjects"
+    with pytest.raises(SubjectsMissing, match=advice):
+        async with open_component(database_url, settings=settings):
+            pass
+    _, shown, _ = await stretto("bus", DATABASE_URL=database_url, NATS_URL=server.url)
+    assert "ours, replicas: 1, without stretto.recipients.>" in shown
+    await jetstream.update_stream(replace(config, subjects=deployment.event_subjects))
+    async with open_component(database_url, settings=settings):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_taken"),
+    [
+        ("stretto.events.>", True),
+        ("stretto.>", True),
+        (">", True),
+        ("*.events.>", True),
+        ("stretto.events.*", False),
+        ("stretto.events.group_created", False),
+        ("stretto.events", False),
+        ("stretto.events.>.more", True),
+        ("stretto.recipients.>", False),
+        ("other.>", False),
+    ],
+)
+def test_a_pattern_takes_all_of_a_subject_or_not(pattern: str, is_taken: bool) -> None:
+    """As NATS has it: `*` is one token, `>` one or more."""
+    assert is_taken == _takes(pattern, "stretto.events.>")
+    assert _takes("stretto.commands.*", "stretto.commands.create_group")
+    assert not _takes("stretto.commands.create_group.>", "stretto.commands.create_group")
 
 
 async def make_anew(jetstream: JetStreamContext, database: str) -> None:

@@ -21,7 +21,7 @@ from stretto.errors import RequestInvalid, StrettoError
 from stretto.nats.command_context import own_headers
 from stretto.nats.command_streams import provide_dead_stream
 from stretto.nats.connection import NATS_ERRORS, TOO_LARGE
-from stretto.nats.deployment import ForeignStream
+from stretto.nats.deployment import UnfitStream
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -89,7 +89,7 @@ async def dead_letter(
         except NoStreamResponseError:
             await provide_dead_stream(link, deployment)
             await _store(link, deployment, message, error)
-    except (*NATS_ERRORS, ForeignStream) as cause:
+    except (*NATS_ERRORS, UnfitStream) as cause:
         raise DeadLetterLost(f"no dead letter in {deployment.dead_stream}: {cause}") from cause
 
 

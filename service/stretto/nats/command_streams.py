@@ -35,7 +35,7 @@ async def provide_command_streams(
 ) -> ConsumerConfig:
     """Create what is missing; return the consumer's own configuration, which may be an operator's.
 
-    An unsettled command is delivered again after `ack_seconds`. Raises `ForeignStream`.
+    An unsettled command is delivered again after `ack_seconds`. Raises an `UnfitStream`.
     """
     stream, consumer = deployment.command_stream, deployment.command_consumer
     await provide_stream(
@@ -66,7 +66,7 @@ async def provide_command_streams(
 
 
 async def provide_dead_stream(link: Link, deployment: Deployment) -> None:
-    """Create the stream of dead letters if it is missing; raises `ForeignStream`."""
+    """Create the stream of dead letters if it is missing; raises an `UnfitStream`."""
     config = StreamConfig(
         name=deployment.dead_stream,
         subjects=[deployment.dead_subject],

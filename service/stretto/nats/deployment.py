@@ -37,8 +37,16 @@ _NAME_IN_USE: Final = 10058
 _TOO_FEW_SERVERS: Final = (10005, 10074)
 
 
-class ForeignStream(ConfigurationError):
-    """A stream with one of our names does not carry our mark."""
+class UnfitStream(ConfigurationError):
+    """A stream with one of our names cannot be used as it is."""
+
+
+class ForeignStream(UnfitStream):
+    """It does not carry our mark."""
+
+
+class SubjectsMissing(UnfitStream):
+    """It does not take all that we publish: what it lacks would be tried for ever."""
 
 
 class TooFewServers(Error):
@@ -126,7 +134,7 @@ class Deployment:
 async def provide_stream(link: Link, deployment: Deployment, config: StreamConfig) -> StreamInfo:
     """Return the stream of that name. Create it if it is missing; leave an existing one unchanged.
 
-    Raises `ForeignStream`.
+    Raises an `UnfitStream`.
     """
     assert config.name is not None
     name = config.name
@@ -144,16 +152,16 @@ async def provide_stream(link: Link, deployment: Deployment, config: StreamConfi
                 raise _in_words(error, deployment) from error
             # Another deployment, or another version of this one, was first.
             info = await answered(lambda: link.jetstream.stream_info(name))
-    _require_mark(info, deployment)
+    _require_fit(info, deployment)
     if info.config.num_replicas != deployment.replicas:
         link.observe(StreamDiffers(name, info.config.num_replicas or 1, deployment.replicas))
     return info
 
 
 async def require_own_streams(link: Link, deployment: Deployment) -> None:
-    """Raise `ForeignStream` if one of our names is taken; a missing stream is no error."""
+    """Raise an `UnfitStream` for a stream with one of our names; a missing one is no error."""
     for info in (await found_streams(link, deployment)).values():
-        _require_mark(info, deployment)
+        _require_fit(info, deployment)
 
 
 async def found_streams(link: Link, deployment: Deployment) -> dict[str, StreamInfo]:
@@ -198,6 +206,8 @@ def describe(deployment: Deployment, infos: Mapping[str, StreamInfo]) -> list[st
         state = "not made yet"
         if info := infos.get(name):
             state = f"{_whose(_mark(info), deployment)}, replicas: {info.config.num_replicas}"
+            if missing := _missing(info, deployment):
+                state = f"{state}, without {', '.join(missing)}"
             if info.config.num_replicas != deployment.replicas:
                 state = f"{state} (STRETTO_NATS_REPLICAS is {deployment.replicas})"
         lines.append(f"{name} ({', '.join(subjects)}): {state}")
@@ -228,6 +238,35 @@ def _whose(mark: str | None, deployment: Deployment) -> str:
     if mark is None:
         return "does not say whose it is"
     return "ours" if mark == deployment.database else f"belongs to the database {mark}"
+
+
+def _missing(info: StreamInfo, deployment: Deployment) -> list[str]:
+    """Return those of a stream's subjects that it does not take."""
+    taken = info.config.subjects or []
+    wanted = deployment.streams[info.config.name or ""]
+    return [each for each in wanted if not any(_takes(pattern, each) for pattern in taken)]
+
+
+def _takes(pattern: str, subject: str) -> bool:
+    """Whether a stream's subject takes all that one of ours does; `*` is any token, `>` all that follow."""
+    names = subject.split(".")
+    for number, name in enumerate(pattern.split(".")):
+        if name == ">":
+            return number < len(names)
+        if number >= len(names) or names[number] == ">" or name not in ("*", names[number]):
+            return False
+    return pattern.count(".") == subject.count(".")
+
+
+def _require_fit(info: StreamInfo, deployment: Deployment) -> None:
+    """Raise `ForeignStream` or `SubjectsMissing`."""
+    _require_mark(info, deployment)
+    if missing := _missing(info, deployment):
+        message = (
+            f"the stream {info.config.name} does not take {', '.join(missing)}, which we publish: add"
+            " that to its subjects (nats stream edit --subjects)"
+        )
+        raise SubjectsMissing(message)
 
 
 def _require_mark(info: StreamInfo, deployment: Deployment) -> None:

@@ -16,7 +16,7 @@ from nats.js.api import Header, PubAck, StreamConfig
 from nats.js.errors import APIError
 
 from stretto.nats.connection import NATS_ERRORS, TOO_LARGE, LimitOutdated, Link, NatsConnection
-from stretto.nats.deployment import ForeignStream, provide_stream, require_own_streams
+from stretto.nats.deployment import ForeignStream, UnfitStream, provide_stream, require_own_streams
 from stretto.nats.requests import AGAIN_SECONDS, LEADER_SECONDS, Unsent, acknowledged
 from stretto.network import network_failure
 from stretto.targets.bus import CONTENT_TYPE, BusUnavailable
@@ -64,8 +64,7 @@ class NatsBus:
     async def ready(self) -> None:
         """Wait until events can be published, for a bounded time.
 
-        Raises `ForeignStream`. If NATS is away, a foreign stream is found later; nothing is sent to
-        it.
+        Raises an `UnfitStream`. If NATS is away, it is found later; nothing is sent to it.
         """
         with contextlib.suppress(*NATS_ERRORS):
             async with asyncio.timeout(START_SECONDS):
@@ -87,7 +86,7 @@ class NatsBus:
                 # relay waits no longer than its lease.
                 link = await self._connection.linked()
                 return await link.unless_ended(self._publish_over(link, events))
-        except (*NATS_ERRORS, ForeignStream) as error:
+        except (*NATS_ERRORS, UnfitStream) as error:
             # The stream may have been deleted: look for it again.
             self._seen_over = None
             raise BusUnavailable(str(error) or network_failure(error)) from error
@@ -115,7 +114,7 @@ class NatsBus:
         return refused | await self._publish_wave(link, wave)
 
     async def _look(self, link: Link) -> None:
-        """Have the stream, or raise `ForeignStream`; `NATS_ERRORS`."""
+        """Have the stream, or raise an `UnfitStream`; `NATS_ERRORS`."""
         # A look that is cancelled has seen nothing: what another stream has taken is no success.
         self._seen_over = None
         await self._provide_events(link)
