@@ -271,6 +271,7 @@ async def test_a_session_that_does_not_read_its_past_is_closed(
 ) -> None:
     """Over both ways; nothing of it is left."""
     monkeypatch.setattr(events, "READ_ON_SECONDS", 0.1)
+    monkeypatch.setattr(events, "READ_BYTES_PER_SECOND", 10**9)
     since = await present_position(live)
     await insert_events(connection, 200, name_bytes=20_000)
     for headers in (UPGRADE, STREAM):

@@ -6,19 +6,26 @@ import asyncio
 from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 
 import pytest
 from aiohttp import web
 
 from stretto.domain import UserId
 from stretto.events.hub import SessionHub
+from stretto.events.log import CommittedEvent, LoggedEvent
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.session import SENDS_AT_ONCE
 from stretto.events.session_turns import SENDS_PER_TURN
 from stretto.events.settings import HubSettings
 from stretto.http.few_frames import QuietWebSocket
-from stretto.http.routes.events import _serve
-from support.log_events import deliver, logged, place
+from stretto.http.routes.events import (
+    READ_BYTES_PER_SECOND,
+    READ_ON_SECONDS,
+    _read_on_seconds,
+    _serve,
+)
+from support.log_events import HISTORY, deliver, logged, place
 from support.loop_turns import counted_turns
 from support.waiting import until
 
@@ -84,6 +91,14 @@ async def test_a_turn_of_the_loop_has_few_sends(is_live: bool) -> None:
         await asyncio.gather(*tasks)
     most = max(Counter(sends).values())
     assert most <= 2 * (SENDS_PER_TURN + SENDS_AT_ONCE)
+
+
+def test_a_large_event_may_take_its_time() -> None:
+    """It comes over a slow link as well, which would else have it begun again and again."""
+    large = CommittedEvent(UUID(int=1), ("alice",), b"x" * READ_BYTES_PER_SECOND * 30)
+    outgoing = OutgoingEvent(LoggedEvent(large, HISTORY, 1), "")
+    assert READ_ON_SECONDS + 30 == _read_on_seconds(outgoing)
+    assert READ_ON_SECONDS + 1 > _read_on_seconds(OutgoingEvent(logged(1), ""))
 
 
 async def test_pings_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 # A client that catches up sets the pace itself; one that reads no event for so long is too slow.
 READ_ON_SECONDS: Final = 10.0
+# And for as much longer as an event takes at this pace: over a phone's link, one of a thousand members takes
+# longer than that, and would be begun again and again.
+READ_BYTES_PER_SECOND: Final = 4096
 # Of Accept, that are looked at: clients of events name one or two, and thousands cost a millisecond.
 RANGES_MAX: Final = 16
 TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
@@ -121,8 +124,12 @@ async def _send_missed(stream: EventStream, outgoing: OutgoingEvent) -> None:
 
     A full queue does not show a slow client here: while a session catches up, it may overflow.
     """
-    async with asyncio.timeout(READ_ON_SECONDS):
+    async with asyncio.timeout(_read_on_seconds(outgoing)):
         await stream.send(outgoing)
+
+
+def _read_on_seconds(outgoing: OutgoingEvent) -> float:
+    return READ_ON_SECONDS + len(outgoing.event.envelope) / READ_BYTES_PER_SECOND
 
 
 async def _send_next(stream: EventStream, session: Session, hub: SessionHub, position: str) -> str:
