@@ -7,16 +7,17 @@ deleters. The first one is hasty: a deletion that takes longer than others can b
 left to the second one, which gives it all of its time. That owner's deletions of the next minute go
 there directly. So owners whose deletions are slow delay only each other.
 
-A turn is short, and what it has no time for is put back behind the others.
+A turn is short, and what it has no time for is put back. Whose deletion is next is decided by
+`deletion_order.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from stretto.creation.deletion_order import DeletionOrder
 from stretto.creation.suspects import Suspects
 from stretto.errors import NotFound
 from stretto.runtime.actor import Actor
@@ -102,6 +103,7 @@ class GroupDeleter(Actor):
         self.suspects: Suspects = Suspects(_clock_seconds) if slow is None else slow.suspects
         """Owners who are left to the second deleter; both know them."""
         self.slow = slow
+        self._order: DeletionOrder[list[_Request]] = DeletionOrder(ANSWER_SECONDS)
 
     async def delete(self, group_id: UUID, owner: UserId) -> None:
         """Delete a group, or find that it was deleted before.
@@ -126,8 +128,9 @@ class GroupDeleter(Actor):
         batch = await self.mailbox.take(WAITING_MAX)
         taken = len(batch)
         with answering(batch, self.mailbox):
-            left = await self._delete_in_turn(self._together(batch))
-            self.mailbox.put_back(left)
+            self._order.begin(self._together(batch), _clock_seconds())
+            await self._delete_in_turn()
+            self.mailbox.put_back([each for alike in self._order.take_rest() for each in alike])
             batch.clear()
         return taken
 
@@ -144,8 +147,8 @@ class GroupDeleter(Actor):
         self.suspects.drop_stale()
         return self if self.slow is None or owner not in self.suspects else self.slow
 
-    def _together(self, batch: Iterable[_Request]) -> deque[list[_Request]]:
-        """Return requests for the same group and owner together.
+    def _together(self, batch: Iterable[_Request]) -> list[tuple[UserId, list[_Request]]]:
+        """Return requests for the same group and owner together, each with the owner.
 
         A request whose sender has left is dropped.
         """
@@ -153,18 +156,17 @@ class GroupDeleter(Actor):
         for each in batch:
             if not each.answered.done():
                 groups.setdefault((each.message.group_id, each.message.owner), []).append(each)
-        return deque(groups.values())
+        return [(owner, alike) for (_, owner), alike in groups.items()]
 
-    async def _delete_in_turn(self, groups: deque[list[_Request]]) -> list[_Request]:
-        """Delete group by group, one at least; return the requests for which there is no time."""
-        if groups:
+    async def _delete_in_turn(self) -> None:
+        """Delete group by group, one at least, while there is time."""
+        if self._order:
             async with self._store.deleting() as delete:
                 ends = _clock_seconds() + TURN_SECONDS
                 while True:
-                    await self._delete(delete, groups.popleft())
-                    if not groups or _clock_seconds() >= ends:
+                    await self._delete(delete, self._order.take())
+                    if not self._order or _clock_seconds() >= ends:
                         break
-        return [each for alike in groups for each in alike]
 
     async def _delete(self, delete: Delete, alike: list[_Request]) -> None:
         """Delete one group, and answer all requests for it, or leave them to the second deleter."""
@@ -180,13 +182,13 @@ class GroupDeleter(Actor):
         except ReadCancelled as error:
             failed = error
         except StoreError:
-            self._note_slow(wanted.owner, began)
+            self._note_time(wanted.owner, began)
             raise
         finally:
             # Also where it is not known what was deleted: what is forgotten is looked up again. The
             # senders go on only after this.
             self._forget(wanted.group_id.bytes)
-        is_slow = self._note_slow(wanted.owner, began)
+        is_slow = self._note_time(wanted.owner, began)
         if failed is None:
             if is_deleted:
                 if not is_slow:
@@ -201,9 +203,11 @@ class GroupDeleter(Actor):
             for each in alike:
                 each.fail(failed)
 
-    def _note_slow(self, owner: UserId, began: float) -> bool:
+    def _note_time(self, owner: UserId, began: float) -> bool:
         """Suspect the owner if its deletion has taken long; return whether it has."""
-        seconds = _clock_seconds() - began
+        ended = _clock_seconds()
+        self._order.note(owner, began, ended)
+        seconds = ended - began
         if seconds >= SLOW_SECONDS:
             self.suspects.note_untried(owner, seconds)
         return seconds >= SLOW_SECONDS

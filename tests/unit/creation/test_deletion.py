@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID, uuid4
 
@@ -334,6 +335,46 @@ async def test_a_turn_ends_in_time_and_newcomers_come_before_what_is_left() -> N
         await asyncio.gather(*tasks)
     assert [slow[0], BOB, *slow[1:]] == [owner for owner, _ in deleting.store.asked]
     assert 3 == deleting.store.turns
+
+
+async def delete_again_and_again(deleting: Deleting, owner: UserId, count: int) -> None:
+    """Delete groups of an owner, one after the other."""
+    for _ in range(count):
+        await deleting.deleter.delete(deleting.group(owner), owner)
+
+
+def deletions_waited(asked: list[UserId], owner: UserId) -> int:
+    """Return for how many deletions an owner who always has one to do has waited at most."""
+    places = [-1, *(place for place, each in enumerate(asked) if each == owner)]
+    return max(after - before for before, after in pairwise(places))
+
+
+@pytest.mark.parametrize("seconds", [0.04, 0.06])
+async def test_who_comes_again_at_once_waits_for_what_a_turn_had_no_time_for(
+    seconds: float,
+) -> None:
+    """Each waits for two deletions of every other at most, although a turn has time for half of them."""
+    owners = [UserId(f"owner {number}") for number in range(20)]
+    async with running() as deleting:
+        deleting.store.seconds = dict.fromkeys(owners, seconds)
+        if seconds >= SLOW_SECONDS:
+            for owner in owners:
+                deleting.deleter.suspects.note_untried(owner, seconds)
+        await asyncio.gather(*(delete_again_and_again(deleting, each, 30) for each in owners))
+    assert {seconds < SLOW_SECONDS} == {is_hasty for _, is_hasty in deleting.store.asked}
+    asked = [owner for owner, _ in deleting.store.asked]
+    assert 2 * len(owners) >= max(deletions_waited(asked, owner) for owner in owners)
+
+
+async def test_an_owner_who_is_quick_waits_for_no_more_than_a_turn_of_slow_newcomers() -> None:
+    """Although it comes again, and they have had none."""
+    slow = [UserId(f"slow {number}") for number in range(20)]
+    async with running() as deleting:
+        deleting.store.seconds = dict.fromkeys(slow, 0.2)
+        tasks = asking(deleting, *((deleting.group(owner), owner) for owner in slow))
+        await delete_again_and_again(deleting, BOB, 7)
+        await asyncio.gather(*tasks)
+    assert 4 == deletions_waited([owner for owner, _ in deleting.store.asked], BOB)
 
 
 async def test_a_request_waits_no_longer_than_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
