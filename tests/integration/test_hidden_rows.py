@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.domain import UserId
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
+from stretto.domain import NewGroup, UserId
+from stretto.errors import DatabaseUnavailable
 from stretto.events.place import History, Place
+from stretto.observations import Observation, UpkeepFailed
 from stretto.postgres.connections import Database
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.migrate import PRIVILEGES, grant
+from stretto.postgres.pooler import split_pooler
 from stretto.postgres.readiness import Readiness
 from stretto.postgres.tail import PostgresTail
 from stretto.postgres.writes import PostgresWriteStore
@@ -25,13 +31,32 @@ from support.both_stores import write
 from support.command_process import stretto
 from support.database import seen_by
 from support.pgbouncer import give_settings, running_pgbouncer, url_through
+from support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from stretto.events.log import CommittedEvent
     from support.database import Connection
 
 ALICE: Final = UserId("alice")
+SETTINGS: Final = ComponentSettings(writers=1)
 # A view reads as its owner does.
 TABLES: Final = [each for each in PRIVILEGES if each not in ("outbox_present", "outbox_server")]
+
+
+@asynccontextmanager
+async def database_of(url: str, *, is_hosts_pool: bool) -> AsyncIterator[Database]:
+    """Open connections of our own, or over a host's pool."""
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(hosts_pool(url)) if is_hosts_pool else None
+        yield await stack.enter_async_context(Database(url, pool=pool))
+
+
+def hosts_pool(url: str, **options: Any) -> asyncpg.Pool:
+    """Return a host's pool, in which the connection that came last is given out first."""
+    path = {"search_path": "stretto,public"}
+    return asyncpg.create_pool(url, min_size=0, max_size=12, server_settings=path, **options)
 
 
 async def hide(connection: Connection, *tables: str, verb: str = "ENABLE") -> None:
@@ -101,14 +126,21 @@ async def test_an_owner_from_whom_rows_are_hidden_is_refused_as_well(
     await connection.execute(f"ALTER TABLE chat_group OWNER TO {owner}")
 
 
+@pytest.mark.parametrize("is_hosts_pool", [False, True], ids=["own", "pool"])
 async def test_reads_fail_where_rows_are_hidden_meanwhile(
-    role_url: str, connection: Connection
+    is_hosts_pool: bool, role_url: str, connection: Connection
 ) -> None:
     """Before the service is found unready: of groups, and of the log, whose reader would go on."""
-    async with Database(role_url) as database:
+    async with (
+        database_of(role_url, is_hosts_pool=is_hosts_pool) as database,
+        # A host's pool waits for the connections that are kept.
+        AsyncExitStack() as stack,
+    ):
         writes = PostgresWriteStore(database, lambda: None)
+        stack.push_async_callback(writes.close)
         await writes.claim_and_lead([write("k")])
         tail = PostgresTail(database, uuid4())
+        stack.push_async_callback(tail.close)
         await tail.listen(lambda: None)
         logs = (tail, PostgresLogStore(database.upkeep))
         groups = PostgresGroupStore(database)
@@ -118,17 +150,19 @@ async def test_reads_fail_where_rows_are_hidden_meanwhile(
             assert 1 == len((await log.page(begin, 10)).events)
         assert 1 == len(await groups.groups_of_owner(ALICE, None, 10))
         await hide(connection)
-        for log in logs:
-            with pytest.raises(Unreachable, match="affected by row-level security"):
-                await log.page(begin, 10)
+        # The tail keeps its connection.
         with pytest.raises(Unreachable, match="affected by row-level security"):
+            await tail.page(begin, 10)
+        error = "row-level security applies" if is_hosts_pool else "affected by row-level security"
+        with pytest.raises(Unreachable, match=error):
+            await logs[1].page(begin, 10)
+        with pytest.raises(Unreachable, match=error):
             await groups.groups_of_owner(ALICE, None, 10)
-        await tail.close()
-        await writes.close()
 
 
+@pytest.mark.parametrize("is_hosts_pool", [False, True], ids=["own", "pool"])
 async def test_a_hosts_own_policies_stay_in_force_where_its_code_runs(
-    role: str, role_url: str, connection: Connection
+    is_hosts_pool: bool, role: str, role_url: str, connection: Connection
 ) -> None:
     """A trigger of a write meets rows of the host's tables; the twins are reads of ours."""
     await connection.execute(
@@ -144,7 +178,7 @@ async def test_a_hosts_own_policies_stay_in_force_where_its_code_runs(
         CREATE TRIGGER use_quota BEFORE INSERT ON chat_group
             FOR EACH ROW EXECUTE FUNCTION public.use_quota()"""
     )
-    async with Database(role_url) as database:
+    async with database_of(role_url, is_hosts_pool=is_hosts_pool) as database:
         writes = PostgresWriteStore(database, lambda: None)
         await writes.claim_and_lead([write("k")])
         await writes.close()
@@ -157,20 +191,51 @@ async def test_a_hosts_own_policies_stay_in_force_where_its_code_runs(
     assert [2, 5] == [row["left_over"] for row in rows]
 
 
+@pytest.mark.parametrize("is_hosts_pool", [False, True], ids=["own", "pool"])
 async def test_behind_pgbouncer_a_start_and_a_running_service_notice_it(
-    server_url: str, database_url: str, role: str, role_url: str, connection: Connection
+    is_hosts_pool: bool,
+    server_url: str,
+    database_url: str,
+    role: str,
+    role_url: str,
+    connection: Connection,
 ) -> None:
     """No setting of ours reaches the server there; the twin is without the policies."""
     with running_pgbouncer(role_url) as folder:
         await give_settings(server_url)
-        async with Database(url_through(folder, server_url)) as database:
+        async with AsyncExitStack() as stack:
+            url, pool = url_through(folder, server_url), None
+            if is_hosts_pool:
+                pool = await stack.enter_async_context(pool_through(url))
+            database = await stack.enter_async_context(Database(url, pool=pool))
+            database.is_shared = True
+            tail = PostgresTail(database, uuid4())
+            stack.push_async_callback(tail.close)
+            await tail.listen(lambda: None)
             await database.ping()
+            place = await tail.present()
+            await tail.page(place, 10)
             await hide(connection, "attempt", "outbox")
             for check in (database.ping, database.inspect):
                 with pytest.raises(Unreachable, match=f"to the role {role} in attempt, outbox:"):
                     await check()
+            # Over a connection that is kept it is noticed by the statement itself.
+            for read in (tail.page, tail.deletions):
+                with pytest.raises(Unreachable, match=f"to the role {role} in outbox:"):
+                    await read(place, 10)
             await hide(connection, "attempt", "outbox", verb="DISABLE")
             await database.ping()
+            await tail.listen(lambda: None)
+            await tail.page(place, 10)
+            # A session of the pooler's is not ours alone.
+            async with database.connection(Lane.GROUPS) as session:
+                assert "on" == await session.fetchval("SHOW row_security")
+
+
+def pool_through(url: str) -> asyncpg.Pool:
+    """Return a host's pool behind PgBouncer."""
+    through, _ = split_pooler(url)
+    return asyncpg.create_pool(through, min_size=0, max_size=4, statement_cache_size=0)
 
 
 async def test_a_hosts_pool_from_which_rows_are_hidden_is_refused(
@@ -184,4 +249,126 @@ async def test_a_hosts_pool_from_which_rows_are_hidden_is_refused(
         await database.inspect()
         await hide(connection, "chat_group")
         with pytest.raises(Unreachable, match="row-level security applies to"):
+            await database.inspect()
+
+
+class Bus:
+    """Notes what is published."""
+
+    def __init__(self) -> None:
+        self.event_ids: list[object] = []
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[Any, str]:
+        """Note which events have come."""
+        self.event_ids += [event.event_id for event in events]
+        return {}
+
+
+def team(key: str) -> NewGroup:
+    """Return a group to create."""
+    return NewGroup.parse(ALICE, {"name": key, "members": ["bob"]})
+
+
+async def test_over_a_hosts_pool_no_event_is_passed_over_while_rows_are_hidden(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """Switched on under a running component: bus and `on_event` wait, and reads fail, until it is off."""
+    failing: set[str] = set()
+    bus, heard = Bus(), []
+
+    def observe(observation: Observation) -> None:
+        if isinstance(observation, UpkeepFailed):
+            failing.add(observation.actor)
+
+    async def hear(event: CommittedEvent) -> None:
+        heard.append(event.event_id)
+
+    async with (
+        hosts_pool(role_url) as pool,
+        open_component(pool=pool, settings=SETTINGS, bus=bus, observe=observe) as component,
+    ):
+        await component.on_event(hear)
+        await component.create("a", team("a"))
+        await until(lambda: 1 == len(bus.event_ids) == len(heard))
+        await hide(connection, "outbox", "chat_group")
+        for table in ("outbox", "chat_group"):
+            await connection.execute(
+                f"CREATE POLICY own ON {table} FOR SELECT TO {role} USING (false);"
+                f"CREATE POLICY new ON {table} FOR INSERT TO {role} WITH CHECK (true)"
+            )
+        answer = await component.create("b", team("b"))
+        await until(lambda: {"relay", "subscriber"} <= failing)
+        with pytest.raises(DatabaseUnavailable):
+            await component.group(answer.group.group_id)
+        await hide(connection, "outbox", "chat_group", verb="DISABLE")
+        await until(lambda: 2 == len(bus.event_ids) == len(heard))
+        assert "b" == (await component.group(answer.group.group_id)).name
+
+
+@pytest.mark.parametrize("statement", ["SET ROLE", "SET SESSION AUTHORIZATION"])
+async def test_a_session_whose_role_does_not_see_all_rows_is_replaced_before_it_is_used(
+    statement: str, role: str, database_url: str, connection: Connection
+) -> None:
+    """A handler has left the role in it: also for what keeps its connection."""
+    bus = Bus()
+    await hide(connection)
+    async with (
+        hosts_pool(database_url) as pool,
+        open_component(pool=pool, settings=SETTINGS, bus=bus) as component,
+    ):
+        await component.create("a", team("a"))
+        await until(lambda: 1 == len(bus.event_ids))
+        for number in range(5):
+            await leave_in_sessions(pool, f"{statement} {role}")
+            answer = await component.create(str(number), team("a"))
+            assert "a" == (await component.group(answer.group.group_id)).name
+        await until(lambda: 6 == len(bus.event_ids))
+        database = Database(pool=pool)
+        for lane in Lane:
+            await leave_in_sessions(pool, f"{statement} {role}")
+            async with database.connection(lane) as session:
+                assert 6 == await session.fetchval("SELECT count(*) FROM chat_group")
+        await leave_in_sessions(pool, f"{statement} {role}")
+        session = await database.acquire()
+        assert 6 == await session.fetchval("SELECT count(*) FROM chat_group")
+        await database.release(session)
+
+
+async def leave_in_sessions(pool: asyncpg.Pool, statement: str) -> None:
+    """Have a host's handlers send it in three sessions, and give them back."""
+    used = [await pool.acquire() for _ in range(3)]
+    for each in used:
+        await each.execute(statement)
+        await pool.release(each)
+
+
+async def test_sessions_are_not_replaced_where_the_pools_own_role_does_not_see_all_rows(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """The next one would be no better: the host would lose all of its connections."""
+    async with hosts_pool(role_url) as pool, Database(pool=pool) as database:
+        await database.ping()
+        process = await pool.fetchval("SELECT pg_backend_pid()")
+        await hide(connection, "outbox")
+        for lane in Lane:
+            with pytest.raises(Unreachable, match=f"to the role {role} in outbox:"):
+                async with database.connection(lane):
+                    pass
+        with pytest.raises(Unreachable, match="ALTER TABLE"):
+            await database.acquire()
+        assert process == await pool.fetchval("SELECT pg_backend_pid()")
+        assert "on" == await pool.fetchval("SHOW row_security")
+
+
+async def test_a_pool_whose_init_sets_a_role_that_does_not_see_all_rows_gives_an_error(
+    role: str, database_url: str, connection: Connection
+) -> None:
+    """It says which role that is, after a few connections."""
+
+    async def init(session: Any) -> None:
+        await session.execute(f"SET ROLE {role}")
+
+    await hide(connection, "outbox")
+    async with hosts_pool(database_url, init=init) as pool, Database(pool=pool) as database:
+        with pytest.raises(Unreachable, match=rf"\(SET ROLE\), and .* the role {role} in outbox:"):
             await database.inspect()

@@ -337,7 +337,7 @@ async def test_no_group_is_written_into_a_hosts_temporary_table(
     assert (["b", "a"] == [each.name for each in seen]) is is_guarded
 
 
-async def _nothing(_: object) -> None:
+async def _nothing(_: object, **__: object) -> None:
     """Find nothing wrong."""
 
 
@@ -376,7 +376,7 @@ async def test_a_session_that_fails_while_it_is_looked_at_is_given_back(
 ) -> None:
     """A pool of one connection has it again at once."""
 
-    async def fail(_: object) -> None:
+    async def fail(_: object, **__: object) -> None:
         raise ConnectionResetError
 
     async with (

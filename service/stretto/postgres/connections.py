@@ -109,7 +109,7 @@ class Database:
         self._require_open()
         if self._host_pool is None:
             return await self._connector.connect(may_take_long=may_take_long, sees_all=sees_all)
-        return await acquire(self._host_pool, CONNECT_SECONDS)
+        return await acquire(self._host_pool, CONNECT_SECONDS, sees_all=sees_all)
 
     async def release(self, connection: Connection) -> None:
         """Release an acquired connection, dead or alive; raises nothing.
@@ -199,7 +199,7 @@ class Database:
         if self._refuses_writes and lane in _SERVING:
             raise Unreachable(READ_ONLY)
         async with self._places[lane]:
-            acquired = await self.acquire()
+            acquired = await self.acquire(sees_all=lane in SEEING_ALL)
             try:
                 yield acquired
             finally:

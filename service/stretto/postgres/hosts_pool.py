@@ -17,6 +17,7 @@ from stretto.postgres.driver_connection import is_lost, is_recoded, terminate, w
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_of_one_statement
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import hidden_rows, require_all_rows
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.cancelling import cancellations, is_cancelled
 from stretto.store_errors import Unreachable
@@ -41,13 +42,17 @@ class Changed(Unreachable):
     """The host has changed what its pool's connections read."""
 
 
-async def acquire(pool: Pool, seconds: float) -> Connection:
+async def acquire(pool: Pool, seconds: float, *, sees_all: bool = False) -> Connection:
     """Return a connection to be released; raises `Unreachable`: nothing has been sent.
+
+    With `sees_all`, its statements fail from which row-level security would hide rows.
 
     The host's code runs in a task of its own (`runtime/cancelling.py`).
     """
     since = cancellations()
-    acquiring = asyncio.create_task(_acquired(pool, seconds), name="connection of a host's pool")
+    acquiring = asyncio.create_task(
+        _acquired(pool, seconds, sees_all=sees_all), name="connection of a host's pool"
+    )
     try:
         limit = seconds + SESSION_SECONDS + STUCK_SECONDS
         await asyncio.wait({acquiring}, timeout=limit)
@@ -88,8 +93,8 @@ def _result_of(acquiring: asyncio.Task[Connection], pool: Pool) -> Connection:
     raise Unreachable(message)
 
 
-async def _acquired(pool: Pool, seconds: float) -> Connection:
-    """Return a connection that reads our tables, with the driver's own codecs for their types.
+async def _acquired(pool: Pool, seconds: float, *, sees_all: bool) -> Connection:
+    """Return a connection that reads all of our tables, with the driver's own codecs for their types.
 
     One that a handler of the host's has changed is replaced by the pool.
     """
@@ -102,7 +107,10 @@ async def _acquired(pool: Pool, seconds: float) -> Connection:
             return connection
         try:
             with watchdog(connection, SESSION_SECONDS):
-                violation = await _violation(connection)
+                violation = await _violation(connection, sees_all=sees_all)
+        except Unreachable:
+            await pool.release(connection, timeout=seconds)  # type: ignore[arg-type]
+            raise
         except BaseException:
             terminate(connection)
             _begin_release(pool, connection, seconds)
@@ -114,23 +122,30 @@ async def _acquired(pool: Pool, seconds: float) -> Connection:
     raise Changed(f"the host's pool gives connections with {violation}")
 
 
-async def _violation(connection: Connection) -> str | None:
+async def _violation(connection: Connection, *, sees_all: bool) -> str | None:
+    """Return what is wrong with the session; raises `Unreachable` where another one has it too."""
     if is_recoded(connection):
         return (
             "codecs of its own for PostgreSQL's own types: leave those as they are, or give stretto a"
             " pool of its own"
         )
+    process = connection.get_server_pid() if sees_all else None
     try:
-        hidden = await connection.fetchval(QUERIES["hidden_tables"], [*PRIVILEGES])
+        session = await connection.fetchrow(QUERIES["look_at_session"], [*PRIVILEGES], process)
     except asyncpg.PostgresError as error:
         if not is_of_one_statement(error):
             raise
         return f"a session that cannot be asked: {in_words(error)}"
-    if hidden is not None:
+    if session is None:
+        return None
+    if session["hidden"] is not None:
         return (
-            f"temporary relations in the place of our tables ({hidden}): give them other names, or"
-            " end the pool's search_path with pg_temp"
+            f"temporary relations in the place of our tables ({session['hidden']}): give them other"
+            " names, or end the pool's search_path with pg_temp"
         )
+    if session["is_other_role"]:
+        return f"a role that was set in them (SET ROLE), and {hidden_rows(session)}"
+    require_all_rows(session)
     return None
 
 

@@ -17,6 +17,7 @@ from stretto.events.place import History, Part, Place, PositionLost, Present
 from stretto.postgres.connecting import READ_ONLY
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import require_all_rows
 from stretto.postgres.servers import begin_history
 from stretto.store_errors import Unreachable
 from stretto.telemetry.trace_context import as_fields
@@ -93,6 +94,7 @@ class PostgresLogStore:
                 MEMBER_IDS_MAX,
                 *_parts(begin),
             )
+        require_all_rows(first)
         present = _present(orjson.loads(first["present"]))
         events = [
             LoggedEvent(
@@ -124,6 +126,7 @@ class PostgresLogStore:
         async with self._acquire() as connection:
             row = await connection.fetchrow(QUERIES["deleted_groups"], *place)
             assert row is not None
+            require_all_rows(row)
             present = _present(orjson.loads(row["present"]))
             if present.is_ended:
                 # A server that takes no writes has no changes either.

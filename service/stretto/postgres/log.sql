@@ -24,6 +24,8 @@ SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 -- partition is not truncated between the two.
 -- After a restart events can be seen that a synchronous standby still lacks. Where there is one,
 -- they are returned only after the standby has them: the message's commit waits for it.
+-- Behind a pooler no setting has the statement fail where policies hide events, so it says whether they
+-- may: the log is locked, so that they are not switched on within the statement.
 WITH wanted AS MATERIALIZED (
     SELECT unnest($5::text[]) AS member
 ), had AS MATERIALIZED (
@@ -62,13 +64,15 @@ SELECT row_to_json(outbox_present) AS present,
         WHERE next.number = $4 + 1 AND last.number = $4) > 0 AS is_cut,
        CASE WHEN current_setting('synchronous_standby_names') <> '' AND EXISTS (SELECT FROM page)
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
+       CASE WHEN row_security_active('outbox') THEN 'outbox' END AS filtered,
+       quote_ident(current_user) AS role,
        NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
        NULL AS conversation_id, NULL AS owner_id, NULL AS group_name, NULL AS members_count,
        NULL AS group_kind, NULL AS metadata, NULL AS trace_context, NULL AS event_type,
        NULL AS change, NULL AS recipients, NULL AS member_ids, NULL AS number
 FROM outbox_present
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
        recipients[1], group_name, cardinality(recipients),
        group_kind, metadata::text, trace_context, event_type, change::text, own,
        CASE WHEN event_type IS NULL AND cardinality(recipients) <= $6 THEN recipients END, number
@@ -80,11 +84,14 @@ ORDER BY number NULLS FIRST;
 -- Read which groups were deleted behind a place (history $1, end $2, running $3), $4 at most, and the
 -- present. All events behind the place are gone through: since the last look there are not many. The answer
 -- confirms what is remembered, so it waits for a synchronous standby, where there is one: a primary that was
--- replaced by its standby, and still runs, knows of no deletion.
+-- replaced by its standby, and still runs, knows of no deletion. Policies are looked for as in log_page, once
+-- the routine has locked the log.
 SELECT row_to_json(outbox_present) AS present,
        deleted_groups_1($1, $2, $3::text::xid8[], $4) AS group_ids,
        CASE WHEN current_setting('synchronous_standby_names') <> ''
-            THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
+            THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
+       CASE WHEN row_security_active('outbox') THEN 'outbox' END AS filtered,
+       quote_ident(current_user) AS role
 FROM outbox_present;
 
 -- name: reader_place

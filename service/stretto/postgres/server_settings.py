@@ -79,22 +79,29 @@ def require_ping(row: asyncpg.Record) -> None:
     violation = flush_violation(row)
     if violation is not None:
         raise Unreachable(violation)
-    _require_all_rows(row)
+    require_all_rows(row)
 
 
-def _require_all_rows(row: asyncpg.Record) -> None:
-    """Raise `Unreachable` where policies may hide rows of our tables.
+def require_all_rows(row: asyncpg.Record) -> None:
+    """Raise `Unreachable` where policies may hide rows of our tables from the row's role."""
+    violation = hidden_rows(row)
+    if violation is not None:
+        raise Unreachable(violation)
+
+
+def hidden_rows(row: asyncpg.Record) -> str | None:
+    """Return what is wrong where policies may hide rows of our tables from the row's role.
 
     What they hide is not known; the owner of the tables, and a superuser, see all of them.
     """
-    if row["filtered"] is not None:
-        message = (
-            f"row-level security applies to the role {row['role']} in {row['filtered']}: rows that a"
-            " policy hides would look as if they did not exist; run"
-            " ALTER TABLE … DISABLE ROW LEVEL SECURITY for each of these tables, or"
-            f" ALTER ROLE {row['role']} BYPASSRLS as a superuser"
-        )
-        raise Unreachable(message)
+    if row["filtered"] is None:
+        return None
+    return (
+        f"row-level security applies to the role {row['role']} in {row['filtered']}: rows that a"
+        " policy hides would look as if they did not exist; run"
+        " ALTER TABLE … DISABLE ROW LEVEL SECURITY for each of these tables, or"
+        f" ALTER ROLE {row['role']} BYPASSRLS as a superuser"
+    )
 
 
 async def require_role_settings(connection: Connection, schema: str, tables: list[str]) -> None:
@@ -106,7 +113,7 @@ async def require_role_settings(connection: Connection, schema: str, tables: lis
     if role["is_set"]:
         violation = flush_violation(role)
         if violation is None:
-            _require_all_rows(role)
+            require_all_rows(role)
             return
         raise Unreachable(f"{violation}, and then RECONNECT on PgBouncer's console")
     alter = f"  ALTER ROLE {role['role']} IN DATABASE {role['database']} SET "

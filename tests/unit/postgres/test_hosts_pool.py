@@ -39,8 +39,8 @@ class Pool:
     def terminate(self) -> None:
         """Do nothing: what is released is counted."""
 
-    async def fetchval(self, *_: object) -> None:
-        """Answer that no table is hidden, after a turn of the loop."""
+    async def fetchrow(self, *_: object) -> None:
+        """Answer that neither tables nor rows are hidden, after a turn of the loop."""
         await asyncio.sleep(0)
 
     async def acquire(self, **_: float) -> object:
