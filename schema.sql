@@ -484,6 +484,9 @@ CREATE TABLE outbox_delivery (
     dead_reason     text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
     trace_context   text,
     change          jsonb,
+    -- The group's owner. Owners take turns; what an instance of an older version enrols is of none, and
+    -- all of that counts as one owner's.
+    owner_id        text        NOT NULL DEFAULT '',
     PRIMARY KEY (reader, event_id)
 ) WITH (
     fillfactor = 70,
@@ -492,6 +495,10 @@ CREATE TABLE outbox_delivery (
 );
 
 CREATE INDEX outbox_delivery_due ON outbox_delivery (reader, due_at) WHERE dead_reason IS NULL;
+
+-- From an owner to the next, to the earliest of each.
+CREATE INDEX outbox_delivery_by_owner ON outbox_delivery (reader, owner_id, due_at)
+    WHERE dead_reason IS NULL;
 
 CREATE INDEX outbox_delivery_owed ON outbox_delivery (reader, created_at)
     WHERE dead_reason IS NULL;

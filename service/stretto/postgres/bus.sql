@@ -61,10 +61,11 @@ WHERE name = 'bus' AND token = $1;
 -- Make deliveries of events that the bus has refused once: their histories $1, positions $2 and ids
 -- $3. They are tried again after $4 seconds; $5 is now. The place moves on after this commit, so
 -- that a crash undoes this only together with that.
-INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
-                             group_name, group_kind, metadata, trace_context, event_type, change,
-                             due_at, tries)
-SELECT 'bus', created_at, event_id, subject, conversation_id, recipients, group_name, group_kind,
+INSERT INTO outbox_delivery (reader, owner_id, created_at, event_id, subject, conversation_id,
+                             recipients, group_name, group_kind, metadata, trace_context,
+                             event_type, change, due_at, tries)
+SELECT 'bus', coalesce(change ->> 'owner_id', recipients[1]),
+       created_at, event_id, subject, conversation_id, recipients, group_name, group_kind,
        metadata, trace_context, event_type, change,
        coalesce($5::timestamptz, clock_timestamp()) + clock_ahead + make_interval(secs => $4), 1
 FROM (SELECT clock_ahead FROM outbox_reader WHERE name = 'bus') AS reader,

@@ -10,7 +10,7 @@ from stretto.postgres.queries import QUERIES
 from stretto.targets.delivery import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from datetime import datetime
 
     import asyncpg
@@ -41,8 +41,15 @@ class PostgresDeliveryStore:
         self._target_digest = target_digest
         self.is_disabled = False
         """Whether the target was disabled when the oldest event was last asked for."""
+        self._last_owner = ""
+        """The owner whose turn it was last: the next one's is next."""
 
-    async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
+    async def take(
+        self,
+        deliveries_max: int,
+        lease_seconds: float,
+        under_way: Mapping[str, int] | None = None,
+    ) -> list[Delivery]:
         """Lease due deliveries; none while the target is paused, disabled, or another one."""
         async with self._database.upkeep() as connection:
             rows = await connection.fetch(
@@ -53,8 +60,17 @@ class PostgresDeliveryStore:
                 self._now(),
                 MEMBER_IDS_MAX,
                 self._target_digest,
+                self._last_owner,
+                None if under_way is None else list(under_way),
+                None if under_way is None else list(under_way.values()),
             )
-        return [Delivery(committed_event(row), row["tries"]) for row in rows]
+        if rows:
+            self._last_owner = rows[0]["last_owner"]
+        return [
+            Delivery(committed_event(row), row["tries"], row["delivery_owner"])
+            for row in rows
+            if row["event_id"] is not None
+        ]
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> frozenset[UUID]:
         """Delete the deliveries that were sent; put off the others. Return the new dead letters.
@@ -74,6 +90,14 @@ class PostgresDeliveryStore:
                 self._target_digest,
             )
         return frozenset(row["event_id"] for row in rows if row["is_dead"])
+
+    async def count_due(self, deliveries_max: int) -> int:
+        """Return how many deliveries are due, and `deliveries_max` if there are more."""
+        async with self._database.upkeep() as connection:
+            count: int = await connection.fetchval(
+                QUERIES["count_due"], self._reader, deliveries_max, self._now()
+            )
+        return count
 
     async def oldest_seconds(self) -> float | None:
         """Return the age of the oldest event that the target has not got yet, if there is one."""

@@ -5,11 +5,20 @@
 -- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target is $6 (null for the
 -- bus) and may be called. $4 is now; members are named where a group was created with $5 at most.
 -- What was put off for an earlier target counts as untried.
+-- Owners take turns: `walk` goes round the owners that have deliveries, from the one behind $7 on, to
+-- the earliest of each. It ends when it has met as many that have something due and nothing under way as
+-- there is room for, and after 64: those whose deliveries are all put off count. The room that is left goes
+-- to the oldest due, of which the first 128 are looked at: more may be of one owner that gets no more.
+-- Who has fewest, with what is under way ($9 for each owner of $8), comes first; and no owner gets more
+-- than twice as many as are left for all (if $8 is null, there is no such bound). However many deliveries
+-- and owners wait, some hundred rows are read. Both numbers stand in the text: the planner could not
+-- estimate a parameter.
+-- Returns the last owner whose turn it was, also where nothing is taken; no row if nothing is due.
 -- Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner. But
 -- where there is a synchronous standby, the commit waits for it: no event is sent that a failover
--- loses. A sender whose slots are all taken enrols nothing, so this says, too, that the reader is
+-- loses. A sender that has enough enrolled enrols nothing, so this says, too, that the reader is
 -- served: once a minute, and without waiting for anyone who holds it.
-WITH clock AS MATERIALIZED (
+WITH RECURSIVE clock AS MATERIALIZED (
     SELECT coalesce($4::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit',
                       CASE WHEN current_setting('synchronous_standby_names') = '' THEN 'off'
@@ -19,32 +28,98 @@ WITH clock AS MATERIALIZED (
     FROM outbox_reader, clock
     WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea
       AND disabled_at IS NULL AND paused_until <= now
+), waiting AS NOT MATERIALIZED (
+    SELECT owner_id, event_id, due_at FROM outbox_delivery
+    WHERE reader = $1 AND dead_reason IS NULL
+), walk AS (
+    SELECT $7::text AS owner_id, NULL::uuid AS event_id, NULL::timestamptz AS due_at,
+           false AS has_wrapped, 0 AS number, 0 AS idle
+    FROM turn CROSS JOIN LATERAL (
+        SELECT FROM waiting WHERE due_at <= reader_now ORDER BY due_at LIMIT 1
+    ) AS first_due
+    UNION ALL
+    SELECT next.*, number + 1,
+           idle + (next.due_at <= reader_now AND (next.owner_id = ANY ($8)) IS NOT TRUE)::integer
+    FROM turn CROSS JOIN walk CROSS JOIN LATERAL (
+        (SELECT waiting.owner_id, waiting.event_id, waiting.due_at, has_wrapped FROM waiting
+         WHERE waiting.owner_id > walk.owner_id AND (NOT has_wrapped OR waiting.owner_id <= $7)
+         ORDER BY waiting.owner_id, waiting.due_at LIMIT 1)
+        UNION ALL
+        -- Behind the last owner comes the first.
+        (SELECT waiting.owner_id, waiting.event_id, waiting.due_at, true FROM waiting
+         WHERE NOT has_wrapped AND waiting.owner_id <= $7
+         ORDER BY waiting.owner_id, waiting.due_at LIMIT 1)
+        LIMIT 1
+    ) AS next
+    WHERE number < 64 AND idle < $2
+), found AS (
+    SELECT owner_id, event_id, due_at FROM walk WHERE number > 0
+    UNION
+    SELECT oldest.* FROM walk CROSS JOIN LATERAL (
+        SELECT * FROM waiting ORDER BY due_at LIMIT 128
+    ) AS oldest
+    WHERE number = 0
+), ranked AS MATERIALIZED (
+    SELECT found.event_id, number, found.due_at AS waits_since,
+           row_number() OVER (PARTITION BY owner_id ORDER BY found.due_at)
+               + coalesce(requests, 0) AS rank
+    FROM found
+    LEFT JOIN (SELECT owner_id, number FROM walk WHERE number > 0) AS walked USING (owner_id)
+    LEFT JOIN unnest($8::text[], $9::integer[]) AS busy (owner_id, requests) USING (owner_id)
 ), due AS MATERIALIZED (
-    SELECT event_id
-    FROM outbox_delivery AS delivery
-    WHERE reader = $1 AND dead_reason IS NULL AND due_at <= (SELECT reader_now FROM turn)
-    ORDER BY due_at
+    SELECT held.event_id, number, waits_since, rank
+    FROM (SELECT * FROM ranked WHERE $8 IS NULL OR rank <= 2 * ($2 - 1)
+          ORDER BY rank, number, waits_since) AS ranked
+    -- One by one, and no more than there is room for.
+    CROSS JOIN LATERAL (
+        SELECT event_id FROM outbox_delivery AS delivery
+        WHERE reader = $1 AND delivery.event_id = ranked.event_id
+          AND due_at <= (SELECT reader_now FROM turn)
+        LIMIT 1
+        FOR UPDATE OF delivery SKIP LOCKED
+    ) AS held
     LIMIT $2
-    FOR UPDATE OF delivery SKIP LOCKED
+), placed AS (
+    SELECT event_id, number
+    FROM (SELECT *, row_number() OVER (ORDER BY rank, number, waits_since) AS place FROM due) AS due
+    WHERE $8 IS NULL OR rank <= 2 * ($2 - place)
 ), unnoted AS MATERIALIZED (
     SELECT name FROM outbox_reader, clock
     WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea
-      AND served_at < now - interval '1 minute' AND EXISTS (SELECT FROM due)
+      AND served_at < now - interval '1 minute' AND EXISTS (SELECT FROM walk)
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), noted AS (
     UPDATE outbox_reader SET served_at = now
     FROM unnoted, clock WHERE outbox_reader.name = unnoted.name
+), taken AS (
+    UPDATE outbox_delivery AS delivery
+    SET due_at = reader_now + make_interval(secs => $3),
+        tries = CASE WHEN due_at <= target_since THEN 0 ELSE tries END
+    FROM turn
+    -- An array leads to the rows by the key, however few rows the planner takes the table to have.
+    WHERE reader = $1 AND event_id = ANY (ARRAY(SELECT event_id FROM placed))
+    RETURNING delivery.owner_id AS delivery_owner, event_id, subject, conversation_id,
+              recipients[1] AS owner_id, group_name,
+              cardinality(recipients) AS members_count, group_kind, metadata::text AS metadata,
+              recipients, trace_context, event_type, change::text AS change, tries,
+              CASE WHEN event_type IS NULL AND cardinality(recipients) <= $5 THEN recipients END
+                  AS member_ids
 )
-UPDATE outbox_delivery AS delivery
-SET due_at = reader_now + make_interval(secs => $3),
-    tries = CASE WHEN due_at <= target_since THEN 0 ELSE tries END
-FROM due, turn
-WHERE reader = $1 AND delivery.event_id = due.event_id
-RETURNING delivery.event_id, subject, conversation_id, recipients[1] AS owner_id, group_name,
-          cardinality(recipients) AS members_count, group_kind, metadata::text AS metadata,
-          recipients, trace_context, event_type, change::text AS change, tries,
-          CASE WHEN event_type IS NULL AND cardinality(recipients) <= $5 THEN recipients END
-              AS member_ids;
+SELECT taken.*, last.owner_id AS last_owner
+FROM (SELECT owner_id FROM walk
+      WHERE number = coalesce((SELECT max(number) FROM placed), (SELECT max(number) FROM walk))
+     ) AS last
+LEFT JOIN taken ON true;
+
+-- name: count_due
+-- Count the due deliveries of the reader $1, up to $2. $3 is now.
+SELECT count(*) FROM (
+    SELECT FROM outbox_delivery
+    WHERE reader = $1 AND dead_reason IS NULL
+      AND due_at <= (SELECT coalesce($3::timestamptz, clock_timestamp()) + clock_ahead
+                     FROM outbox_reader WHERE name = $1)
+    ORDER BY due_at LIMIT $2
+) AS due;
 
 -- name: settle_deliveries
 -- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4

@@ -171,7 +171,7 @@ def tables(demand: Demand) -> list[Table]:
         nulls=14,
     )
     reader = _text(len("webhook"))
-    delivery = _row(*(reader, _TIME, _UUID, _UUID, _UUID, users, name, _TIME, _INTEGER), nulls=15)
+    delivery = _row(reader, _TIME, *[_UUID] * 3, users, name, _TIME, _INTEGER, user, nulls=16)
     by_id = Index(_entry(_UUID), _RANDOM_FILL)
     in_time = Index(_entry(_UUID))
     return [
@@ -198,8 +198,8 @@ def tables(demand: Demand) -> list[Table]:
             *(delivery, _on_page(delivery, _DELIVERY_KEPT_FREE)),
             [
                 Index(_entry(reader, _UUID), _TRIED_FILL),
-                Index(_entry(reader, _TIME), entries=_TRIED_ENTRIES),
-                Index(_entry(reader, _TIME), entries=_TRIED_ENTRIES),
+                *[Index(_entry(reader, _TIME), entries=_TRIED_ENTRIES)] * 2,
+                Index(_entry(reader, user, _TIME), entries=_TRIED_ENTRIES),
             ],
         ),
     ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -23,6 +23,8 @@ class Delivery:
     event: CommittedEvent
     tries: int
     """How many tries have failed."""
+    owner_id: str = ""
+    """Of its group; empty for what an instance of an older version has enrolled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,16 @@ class PutOff:
 class DeliveryStore(Protocol):
     """Short statements, each a transaction of its own; each raises a `StoreError`."""
 
-    async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
-        """Lease due deliveries, the longest due first; a synchronous standby has their events.
+    async def take(
+        self,
+        deliveries_max: int,
+        lease_seconds: float,
+        under_way: Mapping[str, int] | None = None,
+    ) -> Sequence[Delivery]:
+        """Lease due deliveries, of owners in turn; a synchronous standby has their events.
 
-        None if the reader has another target by now.
+        With `under_way`, the requests of each owner, no owner gets more than twice as many as are left
+        for all. None if the reader has another target by now.
         """
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> Collection[UUID]:

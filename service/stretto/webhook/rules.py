@@ -247,6 +247,9 @@ class WebhookStore(DeliveryStore, Protocol):
         untried.
         """
 
+    async def count_due(self, deliveries_max: int) -> int:
+        """Return how many deliveries are due, and `deliveries_max` if there are more."""
+
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, up to so many; return how many.
 

@@ -9,6 +9,8 @@ its deliveries after the lease.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -30,18 +32,27 @@ from stretto.telemetry.trace_context import as_fields
 from stretto.webhook.rules import Blocked, Failed, Gone, Sent, Throttled, Unanswered, judge, put_off
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from stretto.observations import Observer
     from stretto.targets.delivery import Delivery
     from stretto.telemetry.tracing import Tracing
     from stretto.webhook.rules import Answer, Endpoint, Verdict, WebhookStore
 
-# Requests under way in a process: one that hangs occupies one slot and does not delay the others.
-UNDER_WAY_MAX: Final = 32
+# Requests under way in a process: one that hangs occupies one slot and does not delay the others. An
+# owner has at most twice as many as are free: 32 alone, 8 or 9 if those of five owners hang.
+UNDER_WAY_MAX: Final = 48
+# With no more than these free, as one owner leaves them, a sender is busy.
+FREE_MIN: Final = UNDER_WAY_MAX // 3
 # Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a
 # thousand recipients.
 ENROLLED_MAX: Final = 100
+# How often a busy sender looks into the log, once it has enrolled what was there.
+BUSY_ENROL_SECONDS: Final = 0.1
+# Nothing is enrolled while so many deliveries are due. Owners take turns with what is enrolled: who
+# comes behind more events than these waits for them. They are a copy of so much of the log, 10 MB for
+# small groups.
+DUE_MAX: Final = 20_000
 # Four times as long as a request may take.
 LEASE_SECONDS: Final = 60.0
 # How often to look without being woken: for deliveries put off, and for expired leases of others.
@@ -65,6 +76,7 @@ class WebhookSender(Actor):
         *,
         lease_seconds: float = LEASE_SECONDS,
         tracing: Tracing | None = None,
+        clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("webhook")
         self.pace = Pace(seconds=POLL_SECONDS, gather_seconds=GATHER_SECONDS, full=1)
@@ -77,7 +89,11 @@ class WebhookSender(Actor):
         self._is_open = False
         self._is_blocked: bool | None = None
         """None before the first turn: not known yet."""
-        self.lag = Lag(store.oldest_seconds)
+        self._enrolled_max = DUE_MAX
+        """How many events may be enrolled until it is counted again what is due."""
+        self._clock_seconds = clock_seconds
+        self._enrol_due_at = clock_seconds()
+        self.lag = Lag(store.oldest_seconds, clock_seconds)
         self._health = TargetHealth(self.name, observe)
 
     @property
@@ -100,26 +116,43 @@ class WebhookSender(Actor):
         if self._is_blocked is None:
             self._note_blocked(is_blocked=await self._endpoint.is_blocked())
         # First: where nothing can be settled, nothing is known of what waits.
-        await self.lag.look()
+        has_waiting = await self.lag.look()
         await self._settle()
         room = UNDER_WAY_MAX - len(self._under_way)
-        taken = await self._store.take(room, self._lease_seconds) if room else ()
+        owners = Counter(delivery.owner_id for delivery in self._under_way.values())
+        taken = await self._store.take(room, self._lease_seconds, owners) if room else ()
         for delivery in taken:
             task = asyncio.create_task(self._send(delivery), name="stretto webhook")
             self._under_way[task] = delivery
             task.add_done_callback(lambda _: self.wake())
-        # If every slot is taken, more is due than can be sent: enrol nothing in this turn.
-        return await self._enrol() if len(taken) < room else 0
+        # Known once a second at most: an event waits.
+        if has_waiting:
+            self._enrolled_max = DUE_MAX - await self._store.count_due(DUE_MAX)
+        is_busy = bool(taken) and room - len(taken) <= FREE_MIN
+        if self._enrolled_max <= 0 or (is_busy and self._clock_seconds() < self._enrol_due_at):
+            return 0
+        # Also while slots are taken: what comes next may be another owner's.
+        enrolled = await self._enrol()
+        if enrolled < ENROLLED_MAX:
+            self._enrol_due_at = self._clock_seconds() + BUSY_ENROL_SECONDS
+        if not is_busy:
+            return enrolled
+        # Answers wake a busy sender: a turn at once would send few at a time. If none comes, what was
+        # enrolled may still be another owner's.
+        asyncio.get_running_loop().call_later(BUSY_ENROL_SECONDS, self.wake)
+        return 0
 
     async def _enrol(self) -> int:
         try:
-            return await self._store.enrol(ENROLLED_MAX)
+            count = await self._store.enrol(ENROLLED_MAX)
         except PositionLost:
             # What was next was swept, since no sender had run, or the webhook was disabled, for as
             # long as events are kept: the next turn goes on where the log begins. Or a failover has lost
             # the reader's row: it goes on where this process was.
             self._observe(PlaceLost(self.name))
             return 1
+        self._enrolled_max -= count
+        return count
 
     async def answered(self) -> None:
         """Wait until every request under way has its answer."""

@@ -97,7 +97,9 @@ class ScriptedStore:
     async def oldest_seconds(self) -> float | None:
         return 1.0 if self.due else None
 
-    async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
+    async def take(
+        self, deliveries_max: int, lease_seconds: float, under_way: object = None
+    ) -> Sequence[Delivery]:
         due, self.due = self.due, []
         return due
 

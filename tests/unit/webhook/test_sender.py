@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -24,9 +25,16 @@ from stretto.observations import (
 from stretto.runtime.runner import Run
 from stretto.store_errors import Unreachable
 from stretto.targets.delivery import Delivery
+from stretto.targets.lag import LOOK_SECONDS
 from stretto.telemetry.tracing import Tracing
 from stretto.webhook.rules import Answered, NotCalled, Unanswered
-from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
+from stretto.webhook.sender import (
+    BUSY_ENROL_SECONDS,
+    DUE_MAX,
+    ENROLLED_MAX,
+    UNDER_WAY_MAX,
+    WebhookSender,
+)
 from support.traces import PARENT_ID, SAMPLED, TRACE_ID, Spans
 
 if TYPE_CHECKING:
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
 
 def delivery_of(number: int) -> Delivery:
     """Return the first try of an event with that number."""
-    return Delivery(CommittedEvent(UUID(int=number), (), b"{}"), 0)
+    return Delivery(CommittedEvent(UUID(int=number), (), b"{}"), 0, f"owner {number % 2}")
 
 
 ONE = delivery_of(1)
@@ -68,10 +76,15 @@ class ScriptedStore:
         self._fail("enrol")
         return 0
 
-    async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
+    async def take(
+        self, deliveries_max: int, lease_seconds: float, under_way: Mapping[str, int] | None = None
+    ) -> list[Delivery]:
         self._fail("take")
         taken, self.due = self.due, []
         return taken
+
+    async def count_due(self, deliveries_max: int) -> int:
+        raise AssertionError
 
     async def oldest_seconds(self) -> float | None:
         return None
@@ -200,14 +213,28 @@ class FullStore(ScriptedStore):
         self.numbers = itertools.count(1)
         self.enrolments = 0
         self.pauses: list[float] = []
+        self.under_way: list[Mapping[str, int]] = []
+        self.due_count = 0
+        self.page = 1
 
-    async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
+    async def take(
+        self, deliveries_max: int, lease_seconds: float, under_way: Mapping[str, int] | None = None
+    ) -> list[Delivery]:
         assert 0 < deliveries_max <= UNDER_WAY_MAX
+        assert under_way is not None
+        self.under_way.append(under_way)
         return [delivery_of(next(self.numbers)) for _ in range(deliveries_max)]
 
     async def enrol(self, events_max: int) -> int:
         self.enrolments += 1
-        return 1
+        return self.page
+
+    async def count_due(self, deliveries_max: int) -> int:
+        assert deliveries_max == DUE_MAX
+        return self.due_count
+
+    async def oldest_seconds(self) -> float | None:
+        return 1.0
 
     async def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -226,11 +253,11 @@ class SilentEndpoint(ScriptedEndpoint):
 
 
 async def test_a_hanging_endpoint_has_a_bounded_number_of_requests() -> None:
-    """However much is due; a place that comes free is filled, and nothing is enrolled meanwhile."""
+    """However much is due; a place that comes free is filled."""
     store, endpoint = FullStore(), SilentEndpoint()
     sender = WebhookSender(store, endpoint, lambda _: None)
     for _ in range(3):
-        assert not await sender.run_once()
+        await sender.run_once()
         await asyncio.sleep(0)
         assert UNDER_WAY_MAX == len(endpoint.asked) == len(sender._under_way)
     endpoint.asked[UUID(int=1)].set_result(Answered(204))
@@ -241,10 +268,63 @@ async def test_a_hanging_endpoint_has_a_bounded_number_of_requests() -> None:
     assert UNDER_WAY_MAX + 2 == len(endpoint.asked)
     assert UNDER_WAY_MAX == len(sender._under_way)
     assert [UUID(int=1), UUID(int=2)] == store.sent
-    assert 0 == store.enrolments
+    # The store decides by what each owner has under way.
+    half = UNDER_WAY_MAX // 2
+    assert [Counter(), {"owner 0": half - 1, "owner 1": half - 1}] == store.under_way
+    await abandon(sender)
+
+
+async def abandon(sender: WebhookSender) -> None:
+    """Stop a sender whose requests have no answer."""
     sender.stop()
     with patch("stretto.webhook.sender.STOP_SECONDS", 0):
         await sender.close()
+
+
+async def test_events_are_enrolled_while_slots_are_taken_until_many_are_due() -> None:
+    """The next may be another owner's; but the deliveries must not become a copy of the whole log."""
+    store, now = FullStore(), 0.0
+    sender = WebhookSender(store, SilentEndpoint(), lambda _: None, clock_seconds=lambda: now)
+    store.due_count = DUE_MAX - 2
+    assert [0, 1, 0] == [await sender.run_once() for _ in range(3)]
+    assert 2 == store.enrolments
+    store.due_count = DUE_MAX
+    now += LOOK_SECONDS
+    assert [0, 0] == [await sender.run_once() for _ in range(2)]
+    store.due_count = DUE_MAX - 1
+    now += LOOK_SECONDS
+    assert [1, 0] == [await sender.run_once() for _ in range(2)]
+    assert 3 == store.enrolments
+    await abandon(sender)
+
+
+@pytest.mark.parametrize(("expected", "page"), [(1, ENROLLED_MAX - 1), (3, ENROLLED_MAX)])
+async def test_a_busy_sender_enrols_all_there_is_and_then_looks_now_and_then(
+    expected: int, page: int
+) -> None:
+    """Each answer leads to a turn: it must not cost three statements more, nor a turn for each page."""
+    store, endpoint, now = FullStore(), SilentEndpoint(), 0.0
+    store.page = page
+    sender = WebhookSender(store, endpoint, lambda _: None, clock_seconds=lambda: now)
+    for number in range(1, 4):
+        assert 0 == await sender.run_once()
+        await asyncio.sleep(0)
+        endpoint.asked[UUID(int=number)].set_result(Answered(204))
+        await asyncio.sleep(0)
+    assert expected == store.enrolments
+    now += BUSY_ENROL_SECONDS
+    await sender.run_once()
+    assert expected + 1 == store.enrolments
+    await abandon(sender)
+
+
+async def test_a_busy_sender_that_gets_no_answer_takes_a_turn_soon() -> None:
+    """What it has enrolled may be another owner's."""
+    sender = WebhookSender(FullStore(), SilentEndpoint(), lambda _: None)
+    assert 0 == await sender.run_once()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await sender.woken.wait()
+    await abandon(sender)
 
 
 async def test_of_two_pauses_that_are_asked_for_the_longer_counts() -> None:
@@ -281,9 +361,14 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
     taken = asyncio.Event()
 
     class Store(ScriptedStore):
-        async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
+        async def take(
+            self,
+            deliveries_max: int,
+            lease_seconds: float,
+            under_way: Mapping[str, int] | None = None,
+        ) -> list[Delivery]:
             if taken.is_set():
-                return await super().take(deliveries_max, lease_seconds)
+                return await super().take(deliveries_max, lease_seconds, under_way)
             taken.set()
             sender.wake()
             return []
