@@ -141,7 +141,8 @@ async def database_connection(
     """Provide one connection; wait up to `START_SECONDS` for a database that does not answer yet.
 
     Raises `Unreachable`, and `ConfigurationError` where the URL cannot be used, or where the tables are
-    needed and cannot be used as they are: another start needs an operator. `awaits_tables` gives a migration as much time before.
+    needed and cannot be used as they are: another start needs an operator. `awaits_tables` gives a
+    migration as much time before.
     """
     async with Database(dsn, schema=schema) as database:
         connection = await _acquire_patiently(database, place_of(dsn))

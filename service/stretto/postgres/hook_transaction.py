@@ -116,7 +116,7 @@ class HookTransaction:
         """Raise `HookError` unless the hook, which has ended the transaction, has committed it.
 
         What the hook has begun since is rolled back. Only the server knows how the first one ended. One
-        that was prepared would keep the attempts of the whole batch locked until somebody ends it.
+        that was prepared would keep the attempts of the whole batch locked until it is ended by hand.
         """
         await self.transaction.rollback()
         transaction_id = self.before.transaction_id

@@ -96,13 +96,18 @@ def overflow(session: Session, first: int) -> None:
             return
 
 
+async def begin_to_send(session: Session) -> None:
+    """Have the session live, with a first event that is on its way to the client."""
+    assert session.go_live(place(0))
+    session.offer(event(1))
+    assert [1] == numbers(await session.take())
+
+
 async def test_a_client_that_takes_no_event_while_the_queue_overflows_twice_is_too_slow(
     session: Session,
 ) -> None:
     """Once may be our own delay: the queue was nearly full when its turn came."""
-    assert session.go_live(place(0))
-    session.offer(event(1))
-    assert [1] == numbers(await session.take())
+    await begin_to_send(session)
     assert session.may_send()
     overflow(session, 2)
     assert (None, True) == (session.close_code, session.is_behind)
@@ -129,9 +134,7 @@ async def test_a_client_that_catches_up_again_is_never_too_slow_for_its_queue(
     session: Session,
 ) -> None:
     """It has a time for each event instead, and so much to read."""
-    assert session.go_live(place(0))
-    session.offer(event(1))
-    assert [1] == numbers(await session.take())
+    await begin_to_send(session)
     overflow(session, 2)
     session.fall_back()
     for first in (10, 20, 30):
@@ -141,9 +144,7 @@ async def test_a_client_that_catches_up_again_is_never_too_slow_for_its_queue(
 
 async def test_a_session_that_waits_for_its_turn_is_not_too_slow(session: Session) -> None:
     """Its client could take no event; in its turn, that begins anew."""
-    assert session.go_live(place(0))
-    session.offer(event(1))
-    assert [1] == numbers(await session.take())
+    await begin_to_send(session)
     overflow(session, 2)
     session._live._per_turn = 0
     waiting = asyncio.create_task(session.turn())
