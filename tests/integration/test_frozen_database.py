@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -11,14 +11,16 @@ import pytest
 import pytest_asyncio
 
 import stretto
+from stretto.postgres import connecting
 from stretto.postgres.connections import Database
 from stretto.postgres.lanes import Lane
+from stretto.store_errors import Unreachable
 from support.frozen_server import Frozen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from support.database import Connection
+    from stretto.postgres.driver_connection import Connection
 
 # Nothing here takes as long; without the mends it takes for ever.
 DEADLINE_SECONDS: Final = 30
@@ -31,6 +33,52 @@ async def way(database_url: str) -> AsyncIterator[Frozen]:
     """A way to the database that still flows."""
     async with Frozen(database_url).running() as way:
         yield way
+
+
+@asynccontextmanager
+async def _one_try(
+    way: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Database, asyncio.Task[Connection]]]:
+    """A database that has not answered a connection, and does not answer the next one either."""
+    way.freeze()
+    async with asyncio.timeout(DEADLINE_SECONDS), Database(way.url) as database:
+        with monkeypatch.context() as patched:
+            patched.setattr(connecting, "CONNECT_SECONDS", 0.01)
+            with pytest.raises(Unreachable):
+                await database.acquire()
+        way.asked.clear()
+        trying = asyncio.create_task(database.acquire())
+        await way.asked.wait()
+        yield database, trying
+        way.thaw()
+        await database.release(await trying)
+
+
+async def test_one_alone_waits_for_a_database_that_does_not_answer(
+    way: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are refused while a proxy has time left to ask another instance."""
+    monkeypatch.setattr(connecting, "SILENT_SECONDS", 0.0)
+    async with _one_try(way, monkeypatch) as (database, trying):
+        with pytest.raises(Unreachable, match=connecting.SILENT):
+            await database.acquire()
+        assert not trying.done()
+
+
+async def test_who_comes_as_the_database_answers_again_is_not_refused(
+    way: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the try that is under way, and makes its own then."""
+    monkeypatch.setattr(connecting, "SILENT_SECONDS", DEADLINE_SECONDS)
+    async with _one_try(way, monkeypatch) as (database, _):
+        others = [asyncio.create_task(database.acquire()) for _ in range(3)]
+        way.thaw()
+        for other in others:
+            await database.release(await other)
+        # Nothing is held against a database that has answered.
+        monkeypatch.setattr(connecting, "SILENT_SECONDS", 0.0)
+        for connection in await asyncio.gather(database.acquire(), database.acquire()):
+            await database.release(connection)
 
 
 async def _read(database: Database, began: asyncio.Event) -> None:

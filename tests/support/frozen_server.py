@@ -27,6 +27,10 @@ class Frozen:
         """Pass nothing on any more."""
         self._flows.clear()
 
+    def thaw(self) -> None:
+        """Pass on what was kept, and what comes."""
+        self._flows.set()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Frozen]:
         """Listen until the block is left."""

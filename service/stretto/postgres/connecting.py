@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
@@ -16,13 +17,13 @@ from stretto.postgres.driver_connection import DriverConnection, terminate, watc
 from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
 from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
 from stretto.postgres.queries import QUERIES
-from stretto.postgres.race import race
+from stretto.postgres.race import SILENT_SECONDS, race
 from stretto.postgres.server_settings import ISOLATION
 from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from stretto.postgres.driver_connection import Connection
 
@@ -36,6 +37,7 @@ LOCK_SECONDS: Final = 1.0
 # neither idle nor cancelled, and keeps its locks.
 TRANSACTION_SECONDS: Final = 30.0
 DEFAULT_PORT: Final = 5432
+SILENT: Final = "the database has not answered the last connection, and another one is being tried"
 READ_ONLY: Final = "the database is read-only: a standby, or default_transaction_read_only is on"
 # asyncpg's own default. Behind a pooler it is 0: the next transaction may run on a server
 # connection that lacks the prepared statement.
@@ -84,6 +86,10 @@ class Connector:
         )
         self.hosts = _hosts(dsn)
         self._opened: WeakSet[_OwnConnection] = WeakSet()
+        self._is_silent = False
+        """Whether the last connection was given up for want of an answer."""
+        self._tries: set[asyncio.Future[None]] = set()
+        """Those under way."""
 
     async def connect(
         self, *, may_take_long: bool = False, sees_all: bool = False, **settings: str
@@ -98,8 +104,7 @@ class Connector:
             _set_up, seconds=0 if may_take_long else TRANSACTION_SECONDS, sees_all=sees_all
         )
         tried = partial(self._try, settings=settings, set_up=set_up)
-        # A copy: other tasks connect meanwhile and change the order.
-        outcome = await race(tuple(self.hosts), tried, terminate)
+        outcome = await self._race(tried)
         if isinstance(outcome, tuple):
             host, connection = outcome
             self.hosts.remove(host)
@@ -137,6 +142,33 @@ class Connector:
         """Cut every connection that was opened here, idle or in use."""
         for connection in tuple(self._opened):
             terminate(connection)
+
+    async def _race(
+        self, tried: Callable[[_Host], Coroutine[None, None, _OwnConnection | Exception]]
+    ) -> tuple[_Host, _OwnConnection] | list[Exception]:
+        """Race the hosts; raises `Unreachable` while none of them answers, and another task is trying.
+
+        So where nothing answers, one waits for that. The others are refused at once, while their
+        clients or proxies have time left to reach another instance.
+        """
+        if self._is_silent and self._tries:
+            # A database that lives answers the other one by then.
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait(self._tries, timeout=SILENT_SECONDS, return_when=first)
+            if self._is_silent:
+                raise Unreachable(SILENT)
+        under_way = asyncio.get_running_loop().create_future()
+        self._tries.add(under_way)
+        try:
+            # A copy: other tasks connect meanwhile and change the order.
+            outcome = await race(tuple(self.hosts), tried, terminate)
+            self._is_silent = isinstance(outcome, list) and any(
+                isinstance(failure, TimeoutError) for failure in outcome
+            )
+        finally:
+            self._tries.remove(under_way)
+            under_way.set_result(None)
+        return outcome
 
     async def _try(
         self,
