@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+# How a process ends that cannot reach its database, or NATS. Another start may.
+EXIT_UNREACHED: Final = 3
+
 
 class ConfigurationError(Exception):
     """The service cannot start with these settings, or on this schema; the message lists every error."""

@@ -4,7 +4,7 @@ A worker that dies, or that an operator ends, is replaced, after a pause that gr
 young. One that is frozen, such as by SIGSTOP or a call that blocks its loop, is killed first: it
 would keep its share of the port. One that the system cannot start is tried again like one that has
 died young. Where all workers keep dying young, another start would not help: the supervisor ends
-with an error.
+with an error. But once one has served, they are started until they reach their database again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stretto.reports import FROZEN_SECONDS, WorkersMetrics, frozen
 from stretto.runtime.backoff import Backoff
-from stretto.start_errors import WorkersError
+from stretto.start_errors import EXIT_UNREACHED, WorkersError
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Supervisor:
         self._pause = pause
         self._started_at: dict[int, float] = {}
         """When each worker that runs was started."""
+        self._has_served = False
+        """Whether a worker has ended that was not young any more."""
         self._metrics = WorkersMetrics()
 
     async def run(self, workers: int) -> None:
@@ -90,9 +92,13 @@ class Supervisor:
             else:
                 logger.error("worker.died", worker=number, exit_code=exit_code)
                 self._metrics.died += 1
-            failed_starts = failed_starts + 1 if self._is_young(number) else 0
+            is_young = self._is_young(number)
+            failed_starts = failed_starts + 1 if is_young else 0
+            self._has_served |= not is_young
             del self._started_at[number]
-            if failed_starts >= FAILED_STARTS_MAX and all(map(self._is_young, self._started_at)):
+            is_outage = self._has_served and exit_code == EXIT_UNREACHED
+            is_over = failed_starts >= FAILED_STARTS_MAX and not is_outage
+            if is_over and all(map(self._is_young, self._started_at)):
                 message = (
                     "the workers keep ending at their start, the last one with"
                     f" {lacking or f'exit code {exit_code}'}; their own messages are above"

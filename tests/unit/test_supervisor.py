@@ -51,13 +51,17 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Times:
-    """A clock on which each start takes so long, and every pause takes no time."""
+    """A clock on which each start takes so long, the first longer, and every pause takes no time."""
 
-    def __init__(self, stop: Stop, starts_max: int, start_seconds: float = 1.0) -> None:
+    def __init__(
+        self, stop: Stop, starts_max: int, start_seconds: float = 1.0, served_seconds: float = 0.0
+    ) -> None:
         self.stop = stop
         self.starts_max = starts_max
         self.pauses: list[float] = []
-        self._ticks: Iterator[float] = iter(n * start_seconds for n in range(10**6))
+        self._ticks: Iterator[float] = iter(
+            n * start_seconds + (served_seconds if n else 0.0) for n in range(10**6)
+        )
 
     def clock_seconds(self) -> float:
         return next(self._ticks)
@@ -96,6 +100,23 @@ async def test_workers_that_wait_in_vain_for_their_database_are_given_up() -> No
     times = Times(stop, starts_max=100, start_seconds=longest)
     with pytest.raises(WorkersError):
         await Supervisor(DIES, {}, stop, times.clock_seconds, times.pause).run(1)
+
+
+@pytest.mark.parametrize("exit_code", [3, 1])
+async def test_workers_that_have_served_are_started_until_their_database_is_back(
+    exit_code: int, tmp_path: Path
+) -> None:
+    """They were killed in its outage, however long that takes; whatever else ends them is given up."""
+    stop = Stop(drain_seconds=0)
+    times = Times(stop, starts_max=3 * FAILED_STARTS_MAX, served_seconds=YOUNG_SECONDS)
+    command = (sys.executable, "-Sc", f"raise SystemExit({exit_code})")
+    supervisor = Supervisor(command, {}, stop, times.clock_seconds, times.pause)
+    if exit_code == 3:
+        await supervisor.run(1)
+        assert BACKOFF.seconds_max / 2 <= times.pauses[-1] <= BACKOFF.seconds_max
+    else:
+        with pytest.raises(WorkersError, match="exit code 1"):
+            await supervisor.run(1)
 
 
 async def test_nothing_is_given_up_while_another_worker_serves(tmp_path: Path) -> None:

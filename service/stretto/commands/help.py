@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stretto.config import FILE_SUFFIX, PREFIX, SETTINGS
 from stretto.setting import allowed
+from stretto.start_errors import EXIT_UNREACHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ EXIT_DONE: Final = 0
 EXIT_NOT_FOUND: Final = 1
 EXIT_VIOLATION: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_DATABASE: Final = 3
+EXIT_DATABASE: Final = EXIT_UNREACHED
 EXIT_EMBEDDED: Final = 4
 EXIT_PORT: Final = 5
 EXIT_WORKERS: Final = 6
