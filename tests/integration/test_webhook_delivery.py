@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 import hmac
 import uuid
@@ -27,7 +28,7 @@ from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook import store as webhook_store
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
-from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
+from stretto.webhook.sender import POLL_SECONDS, UNDER_WAY_MAX, UNREACHED_MAX, WebhookSender
 from stretto.webhook.store import PostgresWebhookStore, disabled_at, enable
 from support.api_client import SECRET, Api, api_for, token_of
 from support.command_process import stretto
@@ -36,8 +37,11 @@ from support.waiting import until
 from support.webhook_receiver import URL_DIGEST, receiving
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
+
+    from aiohttp import AddrInfoType
 
     from stretto.events.log import CommittedEvent, LogPage
     from stretto.events.place import Place
@@ -336,6 +340,46 @@ async def test_two_senders_share_the_work(
             await asyncio.gather(one.run_once(), two.run_once())
             await asyncio.gather(one.answered(), two.answered())
     assert sorted(ids) == sorted(receiver.ids)
+
+
+class CutOff(WebhookEndpoint):
+    """The endpoint, from an instance that has no way to it."""
+
+    has_way = False
+
+    def _socket(self, addr_info: AddrInfoType) -> socket.socket:
+        if not self.has_way:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+        return super()._socket(addr_info)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_an_instance_that_cannot_reach_the_endpoint_puts_no_event_off(
+    is_alone: bool, receiver: Receiver, database: Database, clock: Clock, connection: Connection
+) -> None:
+    """The others send what is due; if there is none, all is sent as soon as there is a way."""
+    now, tried = 0.0, list["Observation"]()
+    async with (
+        opened(database, receiver, clock) as (other, _),
+        CutOff(settings_of(receiver)) as endpoint,
+    ):
+        store = PostgresWebhookStore(database, endpoint.url_digest, clock)
+        sender = WebhookSender(store, endpoint, tried.append, clock_seconds=lambda: now)
+        await sender.open()
+        event_ids = await commit_events(connection, 3 * UNDER_WAY_MAX)
+        await work(sender)
+        tries = sum(isinstance(each, WebhookTried) for each in tried)
+        assert UNREACHED_MAX <= tries < 3 * UNDER_WAY_MAX
+        assert not receiver.requests
+        if not is_alone:
+            await work(other)
+        else:
+            endpoint.has_way, now = True, POLL_SECONDS
+            await work(sender)
+    assert sorted(map(str, event_ids)) == sorted(
+        headers["webhook-id"] for headers, _ in receiver.requests
+    )
+    assert 0 == await waiting(connection)
 
 
 @pytest.mark.parametrize(("expected", "lease_seconds"), [(2, NO_LEASE_SECONDS), (1, 60.0)])

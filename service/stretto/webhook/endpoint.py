@@ -26,7 +26,14 @@ from stretto.network import network_failure
 from stretto.runtime.bounded_answers import BoundedConnector
 from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.targets.bus import CONTENT_TYPE
-from stretto.webhook.rules import Answered, NotCalled, Unanswered, is_public, sign
+from stretto.webhook.rules import (
+    Answered,
+    NotCalled,
+    NotConnected,
+    Unanswered,
+    is_public,
+    sign,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,10 +45,14 @@ if TYPE_CHECKING:
 
 # Standard Webhooks recommends 15 to 30 s, from the first packet to the last.
 SEND_SECONDS: Final = 15.0
+# Of this, for a connection with its TLS. One that takes longer is not opened.
+CONNECT_SECONDS: Final = 5.0
 # The body of an answer is not used. A body up to this size, which comes in this time, is read, so that
 # the connection is kept.
 ANSWER_BYTES_MAX: Final = 16 * 1024
 ANSWER_SECONDS: Final = 1.0
+# The last one is for a name that no resolver takes.
+_NOT_CONNECTED: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, UnicodeError)
 _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -70,7 +81,7 @@ class WebhookEndpoint:
                 body_bytes_max=ANSWER_BYTES_MAX, socket_factory=self._socket, resolver=resolver
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=self._send_seconds),
+            timeout=aiohttp.ClientTimeout(total=self._send_seconds, sock_connect=CONNECT_SECONDS),
             auto_decompress=False,
             headers={"User-Agent": "stretto", "Content-Type": CONTENT_TYPE},
         )
@@ -110,7 +121,8 @@ class WebhookEndpoint:
             if isinstance(getattr(error, "os_error", None), AddressRefused):
                 return NotCalled()
             # The errors' texts may contain the address, which may contain a secret.
-            return Unanswered(network_failure(error))
+            reason = network_failure(error)
+            return NotConnected(reason) if isinstance(error, _NOT_CONNECTED) else Unanswered(reason)
 
     async def is_blocked(self) -> bool:
         """Whether it would not be called now, because none of its addresses is public."""

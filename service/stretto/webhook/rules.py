@@ -144,11 +144,18 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class NotConnected:
+    """No connection to the endpoint could be opened, for this reason: it has seen nothing."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotCalled:
     """The endpoint was not called: its address is not public."""
 
 
-Answer = Answered | Unanswered | NotCalled
+Answer = Answered | Unanswered | NotConnected | NotCalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,13 @@ class Blocked(Failed):
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """The endpoint is away, or this process cannot reach it. It does not count as a try."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Throttled:
     """The endpoint asks for a pause of all events. It does not count as a try."""
 
@@ -180,7 +194,7 @@ class Gone:
     """The endpoint is gone for good (410)."""
 
 
-Verdict = Sent | Failed | Throttled | Gone
+Verdict = Sent | Failed | Unreached | Throttled | Gone
 
 
 def judge(answer: Answer) -> Verdict:
@@ -188,6 +202,8 @@ def judge(answer: Answer) -> Verdict:
     match answer:
         case Unanswered(reason):
             return Failed(reason)
+        case NotConnected(reason):
+            return Unreached(reason)
         case NotCalled():
             return Blocked("address is not public")
         case Answered(status) if 200 <= status < 300:
@@ -201,13 +217,14 @@ def judge(answer: Answer) -> Verdict:
             return Failed(f"answered {status}")
 
 
-def put_off(delivery: Delivery, verdict: Failed | Throttled | Gone) -> PutOff:
+def put_off(delivery: Delivery, verdict: Failed | Unreached | Throttled | Gone) -> PutOff:
     """Return when a delivery that was not accepted is tried again, or why it is not."""
     match verdict:
         case Throttled(seconds):
             return PutOff(delivery.event.event_id, seconds)
-        case Gone():
-            # Due at once, but not taken until an operator enables the webhook again.
+        case Unreached() | Gone():
+            # Due at once: another process may reach it. After a 410 nothing is taken until an operator
+            # enables the webhook again.
             return PutOff(delivery.event.event_id)
         case Failed(reason) if delivery.tries >= len(RETRY_SECONDS):
             return PutOff(delivery.event.event_id, is_try=True, dead_reason=reason)

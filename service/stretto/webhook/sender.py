@@ -29,7 +29,17 @@ from stretto.targets.delivery import PutOff
 from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
 from stretto.telemetry.trace_context import as_fields
-from stretto.webhook.rules import Blocked, Failed, Gone, Sent, Throttled, Unanswered, judge, put_off
+from stretto.webhook.rules import (
+    Blocked,
+    Failed,
+    Gone,
+    Sent,
+    Throttled,
+    Unanswered,
+    Unreached,
+    judge,
+    put_off,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +54,9 @@ if TYPE_CHECKING:
 UNDER_WAY_MAX: Final = 48
 # With no more than these free, as one owner leaves them, a sender is busy.
 FREE_MIN: Final = UNDER_WAY_MAX // 3
+# After so many connections in a row that could not be opened, a sender tries one event at a time, and
+# no sooner than `POLL_SECONDS` after the last, until the endpoint answers: another process may reach it.
+UNREACHED_MAX: Final = 8
 # Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a
 # thousand recipients.
 ENROLLED_MAX: Final = 100
@@ -91,6 +104,9 @@ class WebhookSender(Actor):
         """None before the first turn: not known yet."""
         self._enrolled_max = DUE_MAX
         """How many events may be enrolled until it is counted again what is due."""
+        self._unreached = 0
+        """How many of the newest tries in a row have not reached the endpoint."""
+        self._tried_at = float("-inf")
         self._clock_seconds = clock_seconds
         self._enrol_due_at = clock_seconds()
         self.lag = Lag(store.oldest_seconds, clock_seconds)
@@ -118,9 +134,9 @@ class WebhookSender(Actor):
         # First: where nothing can be settled, nothing is known of what waits.
         has_waiting = await self.lag.look()
         await self._settle()
-        room = UNDER_WAY_MAX - len(self._under_way)
-        owners = Counter(delivery.owner_id for delivery in self._under_way.values())
-        taken = await self._store.take(room, self._lease_seconds, owners) if room else ()
+        taken = await self._take()
+        if taken:
+            self._tried_at = self._clock_seconds()
         for delivery in taken:
             task = asyncio.create_task(self._send(delivery), name="stretto webhook")
             self._under_way[task] = delivery
@@ -128,7 +144,7 @@ class WebhookSender(Actor):
         # Known once a second at most: an event waits.
         if has_waiting:
             self._enrolled_max = DUE_MAX - await self._store.count_due(DUE_MAX)
-        is_busy = bool(taken) and room - len(taken) <= FREE_MIN
+        is_busy = bool(taken) and UNDER_WAY_MAX - len(self._under_way) <= FREE_MIN
         if self._enrolled_max <= 0 or (is_busy and self._clock_seconds() < self._enrol_due_at):
             return 0
         # Also while slots are taken: what comes next may be another owner's.
@@ -141,6 +157,17 @@ class WebhookSender(Actor):
         # enrolled may still be another owner's.
         asyncio.get_running_loop().call_later(BUSY_ENROL_SECONDS, self.wake)
         return 0
+
+    async def _take(self) -> Sequence[Delivery]:
+        """Lease what may be sent now."""
+        if self._unreached >= UNREACHED_MAX:
+            is_early = self._clock_seconds() < self._tried_at + POLL_SECONDS
+            if self._under_way or is_early:
+                return ()
+            return await self._store.take(1, self._lease_seconds)
+        room = UNDER_WAY_MAX - len(self._under_way)
+        owners = Counter(delivery.owner_id for delivery in self._under_way.values())
+        return await self._store.take(room, self._lease_seconds, owners) if room else ()
 
     async def _enrol(self) -> int:
         try:
@@ -201,6 +228,7 @@ class WebhookSender(Actor):
         dead = await self._store.settle(sent, others)
         for task, _, verdict in done:
             del self._under_way[task]
+            self._unreached = self._unreached + 1 if isinstance(verdict, Unreached) else 0
             self._observe(WebhookTried(type(verdict).__name__.lower()))
         self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
         self._note_health([verdict for *_, verdict in done])
@@ -225,7 +253,7 @@ class WebhookSender(Actor):
                     self._health.is_failing = True
                 case Throttled(seconds):
                     self._health.fail(f"asked for a pause of {seconds:g} s")
-                case Failed(reason):
+                case Failed(reason) | Unreached(reason):
                     self._health.fail(reason)
                 case _:
                     assert_never(verdict)

@@ -27,12 +27,14 @@ from stretto.store_errors import Unreachable
 from stretto.targets.delivery import Delivery
 from stretto.targets.lag import LOOK_SECONDS
 from stretto.telemetry.tracing import Tracing
-from stretto.webhook.rules import Answered, NotCalled, Unanswered
+from stretto.webhook.rules import Answered, NotCalled, NotConnected, Unanswered
 from stretto.webhook.sender import (
     BUSY_ENROL_SECONDS,
     DUE_MAX,
     ENROLLED_MAX,
+    POLL_SECONDS,
     UNDER_WAY_MAX,
+    UNREACHED_MAX,
     WebhookSender,
 )
 from support.traces import PARENT_ID, SAMPLED, TRACE_ID, Spans
@@ -213,7 +215,7 @@ class FullStore(ScriptedStore):
         self.numbers = itertools.count(1)
         self.enrolments = 0
         self.pauses: list[float] = []
-        self.under_way: list[Mapping[str, int]] = []
+        self.under_way: list[Mapping[str, int] | None] = []
         self.due_count = 0
         self.page = 1
 
@@ -221,7 +223,6 @@ class FullStore(ScriptedStore):
         self, deliveries_max: int, lease_seconds: float, under_way: Mapping[str, int] | None = None
     ) -> list[Delivery]:
         assert 0 < deliveries_max <= UNDER_WAY_MAX
-        assert under_way is not None
         self.under_way.append(under_way)
         return [delivery_of(next(self.numbers)) for _ in range(deliveries_max)]
 
@@ -271,6 +272,44 @@ async def test_a_hanging_endpoint_has_a_bounded_number_of_requests() -> None:
     # The store decides by what each owner has under way.
     half = UNDER_WAY_MAX // 2
     assert [Counter(), {"owner 0": half - 1, "owner 1": half - 1}] == store.under_way
+    await abandon(sender)
+
+
+async def test_an_endpoint_that_cannot_be_reached_is_tried_with_one_event_at_a_time() -> None:
+    """Another process may reach it: it must find the events due. None of them counts a try."""
+    store, endpoint, now = FullStore(), SilentEndpoint(), 0.0
+    sender = WebhookSender(store, endpoint, lambda _: None, clock_seconds=lambda: now)
+
+    async def answer(count: int, answer: Answer) -> int:
+        """Answer the first requests under way, take a turn, and return how many there are."""
+        pending = [each for each in endpoint.asked.values() if not each.done()]
+        for each in pending[:count]:
+            each.set_result(answer)
+        await asyncio.sleep(0)
+        await sender.run_once()
+        await asyncio.sleep(0)
+        return sum(not each.done() for each in endpoint.asked.values())
+
+    refused = NotConnected("Connection refused")
+    assert UNDER_WAY_MAX == await answer(0, refused)
+    assert UNDER_WAY_MAX == await answer(UNREACHED_MAX - 1, refused)
+    # Whatever it answers: it was reached.
+    assert UNDER_WAY_MAX == await answer(1, Answered(500))
+    assert UNDER_WAY_MAX == await answer(UNREACHED_MAX - 1, refused)
+    assert 0 == await answer(UNDER_WAY_MAX, refused)
+    now += POLL_SECONDS
+    assert 1 == await answer(0, refused)
+    # It waits for this one's outcome, and then for its time.
+    now += POLL_SECONDS
+    assert 1 == await answer(0, refused)
+    assert 1 == await answer(1, refused)
+    assert 0 == await answer(1, refused)
+    now += POLL_SECONDS
+    assert 1 == await answer(0, refused)
+    assert UNDER_WAY_MAX == await answer(1, Answered(204))
+    assert {True: 1, False: 2 * UNREACHED_MAX + UNDER_WAY_MAX} == Counter(
+        put.is_try for put in store.others
+    )
     await abandon(sender)
 
 

@@ -14,7 +14,14 @@ from aiohttp import web
 from stretto.start_errors import ConfigurationError
 from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook.endpoint import SEND_SECONDS, WebhookEndpoint, _retry_after
-from stretto.webhook.rules import Answered, NotCalled, Unanswered, WebhookSettings, is_public
+from stretto.webhook.rules import (
+    Answered,
+    NotCalled,
+    NotConnected,
+    Unanswered,
+    WebhookSettings,
+    is_public,
+)
 from support.flooding_server import flooding as flooding_server
 from support.webhook_receiver import Receiver, receiving
 
@@ -202,16 +209,37 @@ async def test_an_endpoint_that_does_not_answer_in_time_has_failed(receiver: Rec
     assert Unanswered("no answer in time") == await answer_of(receiver.url, send_seconds=0.1)
 
 
+async def test_a_connection_that_does_not_open_in_time_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event has not been sent: another process may reach the endpoint."""
+    monkeypatch.setattr(endpoint_module, "CONNECT_SECONDS", 0.1)
+    ended = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert NotConnected("no answer in time") == await answer_of(f"https://127.0.0.1:{port}/")
+        await ended.wait()
+
+
 @pytest.mark.parametrize("host", ["hooks..example", f"{'a' * 64}.example"])
 async def test_a_name_that_no_resolver_takes_is_an_answer(host: str) -> None:
     """As a host's program may set it: the sender would crash with every event."""
-    assert Unanswered("the host's name cannot be looked up") == await answer_of(f"https://{host}/")
+    assert NotConnected("the host's name cannot be looked up") == await answer_of(
+        f"https://{host}/"
+    )
 
 
 async def test_no_server_to_connect_to_is_an_answer(unused_tcp_port: int) -> None:
     """The reason is given without the address."""
     url = f"http://127.0.0.1:{unused_tcp_port}/hidden"
-    assert Unanswered("Connection refused") == await answer_of(url)
+    assert NotConnected("Connection refused") == await answer_of(url)
 
 
 @asynccontextmanager

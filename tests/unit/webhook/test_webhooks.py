@@ -21,9 +21,11 @@ from stretto.webhook.rules import (
     Failed,
     Gone,
     NotCalled,
+    NotConnected,
     Sent,
     Throttled,
     Unanswered,
+    Unreached,
     Verdict,
     WebhookSettings,
     judge,
@@ -91,6 +93,7 @@ def test_settings_do_not_show_their_secrets() -> None:
         (Throttled(THROTTLE_SECONDS_MIN), Answered(503, 0.0)),
         (Gone(), Answered(410)),
         (Failed("TimeoutError"), Unanswered("TimeoutError")),
+        (Unreached("Connection refused"), NotConnected("Connection refused")),
         (Blocked("address is not public"), NotCalled()),
     ],
 )
@@ -122,4 +125,4 @@ def test_what_fails_is_put_off_by_the_schedule_until_it_dies() -> None:
     assert PutOff(UUID(int=1), is_try=True, dead_reason="x") == put_off(last, Failed("x"))
     # A failure that is not the event's costs it no try, however often.
     assert PutOff(UUID(int=1), 7.0) == put_off(last, Throttled(7.0))
-    assert PutOff(UUID(int=1)) == put_off(last, Gone())
+    assert PutOff(UUID(int=1)) == put_off(last, Gone()) == put_off(last, Unreached("x"))
