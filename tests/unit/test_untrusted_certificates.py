@@ -18,7 +18,7 @@ from stretto.errors import Overloaded
 from stretto.http.tokens import jwks
 from stretto.network import network_failure
 from stretto.webhook.endpoint import WebhookEndpoint
-from stretto.webhook.rules import Unanswered, WebhookSettings
+from stretto.webhook.rules import NotConnected, WebhookSettings
 from support.certificate import make_certificate
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def test_a_webhook_reports_the_certificate(untrusted: str) -> None:
         webhook_url=untrusted, webhook_secret=(b"x",), webhook_allow_private=True
     )
     async with WebhookEndpoint(settings) as endpoint:
-        assert Unanswered(REASON) == await endpoint.send(UUID(int=1), b"{}")
+        assert NotConnected(REASON) == await endpoint.send(UUID(int=1), b"{}")
 
 
 async def test_the_issuers_keys_report_the_certificate(
