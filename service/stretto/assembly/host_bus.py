@@ -1,19 +1,29 @@
-"""HostsBus: a host's bus, whose answers are checked before the relay believes them."""
+"""HostsBus: a host's bus, whose answers are checked before the relay believes them.
+
+Its code may fail for one event, such as one owner's. So where it fails for several together, each is
+published alone. What fails alone, while others go through, is refused: it is tried again, and holds up
+none. If none goes through, the fault is not the events': the relay keeps its place.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from stretto.identifiers import plain
-from stretto.runtime.cancelling import in_own_task
+from stretto.kinds import name_of
+from stretto.observations import ActorCrashed
+from stretto.runtime.cancelling import cancellations, in_own_task, is_cancelled
 from stretto.runtime.exits import ExitAsError
+from stretto.targets.bus import BusUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
+    from stretto.observations import Observer
     from stretto.targets.bus import EventBus
 
 
@@ -24,18 +34,61 @@ REASON_CHARACTERS_MAX: Final = 1024
 class HostsBus:
     """An `EventBus` that keeps the contract, over one that may break it."""
 
-    def __init__(self, bus: EventBus) -> None:
+    def __init__(self, bus: EventBus, observe: Observer) -> None:
         self._bus = bus
+        self._observe = observe
 
     async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        """Publish the events; raises `TypeError` for an answer that breaks the contract.
+        """Publish the events, together or each alone; return the reasons of those that were refused.
 
-        Whether any event was published is then unknown, and they are published again. An id that
-        is none of theirs, such as a text, would let the relay pass over a refused event. Reasons
-        are cut to `REASON_CHARACTERS_MAX`.
-        `SystemExit` and `KeyboardInterrupt` are raised as a `RuntimeError`.
+        Raises what the bus raises, if no event goes through: `TypeError` for an answer that breaks the
+        contract, and `RuntimeError` for `SystemExit`, `KeyboardInterrupt` and a cancellation of its own.
+        Whether any event was published is then unknown.
         """
-        reasons: object = await in_own_task(self._published(events), "stretto publish")
+        try:
+            return await self._publish(events)
+        except (BusUnavailable, TimeoutError):
+            raise
+        except Exception:
+            if len(events) == 1:
+                raise
+        return await self._publish_apart(events)
+
+    async def _publish_apart(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        reasons: dict[UUID, str] = {}
+        # A list, which is cleared: each error refers to this frame by its traceback.
+        bugs: list[Exception] = []
+        try:
+            for event in events:
+                try:
+                    reasons |= await self._publish([event])
+                except (BusUnavailable, TimeoutError):
+                    raise
+                except Exception as error:  # noqa: BLE001 reported, or raised where all fail
+                    bugs.append(error)
+                    reasons[event.event_id] = f"publish raised {name_of(error)}"
+            if len(bugs) == len(events):
+                raise bugs[-1]
+            if bugs:
+                self._observe(ActorCrashed("relay", bugs[0]))
+        finally:
+            bugs.clear()
+        return reasons
+
+    async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        """Publish together, and check the answer.
+
+        An id that is none of theirs, such as a text, would let the relay pass over a refused event.
+        Reasons are cut to `REASON_CHARACTERS_MAX`.
+        """
+        since = cancellations()
+        try:
+            reasons: object = await in_own_task(self._published(events), "stretto publish")
+        except asyncio.CancelledError as error:
+            if is_cancelled(since):
+                raise
+            message = "publish was cancelled by something that it waited for"
+            raise RuntimeError(message) from error
         event_ids = {event.event_id for event in events}
         if isinstance(reasons, Mapping):
             refused = dict(reasons)

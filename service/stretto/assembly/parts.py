@@ -279,7 +279,7 @@ def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> Ou
     """Return what publishes the log; without a bus, of a host or of ours, there is none."""
     bus: EventBus | None = nats.events if nats else None
     if inputs.bus is not None:
-        bus = HostsBus(inputs.bus)
+        bus = HostsBus(inputs.bus, inputs.observe)
     if bus is None:
         return None
     return OutboxRelay(

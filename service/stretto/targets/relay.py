@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from stretto.events.place import PositionLost
-from stretto.observations import EventDeadLettered, EventsRelayed, Observer, PlaceLost
+from stretto.kinds import name_of
+from stretto.observations import (
+    ActorCrashed,
+    EventDeadLettered,
+    EventsRelayed,
+    Observer,
+    PlaceLost,
+)
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import StoreError
@@ -194,7 +201,7 @@ class OutboxRelay(Actor):
 
     async def _publish_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         started = time.perf_counter()
-        reasons = await self._publish([delivery.event for delivery in deliveries])
+        reasons = await self._publish_again([delivery.event for delivery in deliveries])
         put_off = [
             _put_off(delivery, reasons[delivery.event.event_id])
             for delivery in deliveries
@@ -247,6 +254,20 @@ class OutboxRelay(Actor):
         else:
             self._health.succeed()
         return reasons
+
+    async def _publish_again(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        """Publish events that were refused before.
+
+        A bug that all of them meet refuses them once more: it must not end every turn from now on.
+        """
+        try:
+            return await self._publish(events)
+        except self.failures:
+            raise
+        except Exception as error:  # noqa: BLE001 reported
+            self._observe(ActorCrashed(self.name, error))
+            reason = f"publish raised {name_of(error)}"
+            return {event.event_id: reason for event in events}
 
     def _spans_of(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, Trace]:
         """Begin a span for each event whose request was sampled."""

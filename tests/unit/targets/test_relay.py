@@ -409,6 +409,17 @@ async def test_a_bus_that_comes_back_is_reported() -> None:
     assert not [each for each in world.observed if isinstance(each, TargetFailed)]
 
 
+async def test_a_bug_that_refused_events_meet_again_refuses_them_once_more() -> None:
+    """It would end every turn; what comes behind them in the log would never be published."""
+    world = World()
+    world.bus.error = ValueError("a bug")
+    world.store.due = [Delivery(ONE.event, TRIES_MAX - 1)]
+    await world.relay.run_once()
+    (put_off,) = world.store.put_off
+    assert (True, "publish raised ValueError") == (put_off.is_try, put_off.dead_reason)
+    assert ActorCrashed("relay", world.bus.error) in world.observed
+
+
 async def test_an_event_that_is_refused_too_often_is_a_dead_letter() -> None:
     """Before that, its pauses grow."""
     world = World()
