@@ -10,7 +10,7 @@ from stretto.creation.reads import TRAIL_ENTRIES_MAX
 from stretto.domain import NewGroup, UserId, group_id
 from stretto.postgres import connections
 from stretto.postgres.attempts import PostgresAttemptStore
-from stretto.postgres.lanes import Lane
+from stretto.postgres.lanes import SERVING, Lane
 from stretto.postgres.trail import PostgresTrailStore
 from support.api_client import TEAM
 from support.database import pend
@@ -127,8 +127,7 @@ async def test_a_trail_that_cannot_be_read_costs_nothing_else(
 ) -> None:
     """No instance is taken out for it. The twin: a lane on which readiness depends."""
     if not is_guarded:
-        serving = connections._SERVING | {Lane.TRAILS}
-        monkeypatch.setattr(connections, "_SERVING", serving)
+        monkeypatch.setattr(connections, "SERVING", SERVING | {Lane.TRAILS})
     await connection.execute("ALTER TABLE attempt_trail RENAME TO gone")
     assert 201 == (await api.create("k")).status
     reply = await api.get(PATH)

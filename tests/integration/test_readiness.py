@@ -12,6 +12,7 @@ import pytest
 from stretto.domain import UserId
 from stretto.postgres.connecting import READ_ONLY
 from stretto.postgres.connections import Database
+from stretto.postgres.driver_connection import terminate
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.lanes import Lane
 from stretto.postgres.migrate import grant
@@ -21,6 +22,7 @@ from stretto.store_errors import Misconfigured, Unreachable
 from support.both_stores import write
 from support.clock import Clock
 from support.database import END_OURS, set_read_only
+from support.frozen_server import Frozen
 from support.pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
 
 if TYPE_CHECKING:
@@ -131,31 +133,103 @@ async def test_writers_that_reach_nothing_are_known_until_a_connection_can_be_ha
             assert 1 == await reader.fetchval("SELECT 1")
 
 
-@pytest.mark.parametrize(
-    "lane", [Lane.LOOKS, Lane.FOLLOWERS, Lane.DELETIONS, Lane.GROUPS, Lane.HISTORY]
-)
+LANES = [Lane.LOOKS, Lane.FOLLOWERS, Lane.DELETIONS, Lane.GROUPS, Lane.HISTORY]
+
+
+async def fail_to_read(database: Database, lane: Lane) -> None:
+    """Meet what keeps a lane from its first connection."""
+    with pytest.raises(Unreachable):
+        async with database.connection(lane):
+            pass
+
+
+@pytest.mark.parametrize("lane", LANES)
 async def test_readers_that_reach_nothing_are_known_until_a_connection_can_be_had(
     lane: Lane, database_url: str, server_url: str, connection: Connection
 ) -> None:
-    """Writes and health checks go on over the connections that they have."""
+    """Health checks go on over the connection that they have."""
     clock = Clock()
     async with Database(database_url) as database:
         store = PostgresWriteStore(database, lambda: None)
         readiness = Readiness(database, [store], clock)
-        await store.open()
         await readiness.check()
         async with closed(connection, server_url):
             await readiness.check()
-            with pytest.raises(Unreachable):
-                async with database.connection(lane):
-                    pass
-            await store.claim([])
+            await fail_to_read(database, lane)
             for _ in range(2):
                 with pytest.raises(Unreachable, match="not currently accepting connections"):
                     await readiness.check()
         clock.now += PROBE_SECONDS
         await readiness.check()
-        assert not database.is_cut_off
+        assert not database.cut_offs.is_any_serving(is_writing=False)
+        await store.close()
+
+
+@pytest.mark.parametrize("lane", LANES)
+async def test_what_the_server_refuses_to_readers_makes_no_writer_unready(
+    lane: Lane, database_url: str, server_url: str, connection: Connection
+) -> None:
+    """It refuses it to the other instances too: none would be left for creations."""
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store])
+        await store.open()
+        await readiness.check()
+        async with closed(connection, server_url):
+            await fail_to_read(database, lane)
+            await readiness.check()
+            async with database.connection(Lane.PROBE) as probing:
+                terminate(probing)
+            # Health checks have none either.
+            await readiness.check()
+            await store.claim([])
+            # Without the writer's, nothing is served.
+            await store.close()
+            with pytest.raises(Unreachable, match="not currently accepting connections"):
+                await readiness.check()
+
+
+async def test_a_server_that_refuses_its_first_connections_makes_unready(
+    database_url: str, server_url: str, connection: Connection
+) -> None:
+    """No writer has one either."""
+    async with Database(database_url) as database, closed(connection, server_url):
+        with pytest.raises(Unreachable, match="not currently accepting connections"):
+            await Readiness(database, [PostgresWriteStore(database, lambda: None)]).check()
+
+
+async def test_readers_without_a_way_to_the_server_make_unready_though_a_writer_has_one(
+    database_url: str,
+) -> None:
+    """It may be this machine's: other instances have one."""
+    async with Frozen(database_url).running() as way, Database(way.url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store])
+        await store.open()
+        await readiness.check()
+        way.refuse()
+        await fail_to_read(database, Lane.GROUPS)
+        await store.claim([])
+        with pytest.raises(Unreachable):
+            await readiness.check()
+        await store.close()
+
+
+async def test_health_checks_that_fail_over_their_connection_count_whatever_was_refused_before(
+    database_url: str, server_url: str, connection: Connection
+) -> None:
+    """The twin: the server has answered them since."""
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store])
+        await store.open()
+        async with closed(connection, server_url):
+            # The first health check has no connection yet.
+            await readiness.check()
+        await readiness.check()
+        await connection.execute("ALTER TABLE stretto.attempt RENAME TO lost")
+        with pytest.raises(Unreachable):
+            await readiness.check()
         await store.close()
 
 
@@ -166,7 +240,6 @@ async def test_readers_that_are_only_busy_are_ready(
     async with Database(database_url) as database:
         store = PostgresWriteStore(database, lambda: None)
         readiness = Readiness(database, [store])
-        await store.open()
         await readiness.check()
         async with database.connection(Lane.GROUPS), closed(connection, server_url):
             for lane in (Lane.GROUPS, Lane.UPKEEP):

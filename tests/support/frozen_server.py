@@ -31,17 +31,21 @@ class Frozen:
         """Pass on what was kept, and what comes."""
         self._flows.set()
 
+    def refuse(self) -> None:
+        """Refuse new connections from now on; those that there are live on."""
+        self._server.close()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Frozen]:
         """Listen until the block is left."""
-        server = await asyncio.start_server(self._link, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._link, "127.0.0.1", 0)
         account = self._place.netloc.rpartition("@")[0]
-        port = server.sockets[0].getsockname()[1]
+        port = self._server.sockets[0].getsockname()[1]
         self.url = self._place._replace(netloc=f"{account}@127.0.0.1:{port}").geturl()
         try:
             yield self
         finally:
-            server.close()
+            self._server.close()
             for link in self._links:
                 link.cancel()
             await asyncio.gather(*self._links, return_exceptions=True)

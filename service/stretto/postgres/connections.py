@@ -18,11 +18,19 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import asyncpg
 
 from stretto.postgres.connecting import CONNECT_SECONDS, READ_ONLY, Connector, require_read_write
+from stretto.postgres.cut_offs import CutOffs
 from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, close_pool, guarded, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit, upkeep_error
 from stretto.postgres.hosts_pool import acquire, release
-from stretto.postgres.lanes import CONNECTIONS_MAX, SEEING_ALL, WRITING, Lane, keep_session
+from stretto.postgres.lanes import (
+    CONNECTIONS_MAX,
+    SEEING_ALL,
+    SERVING,
+    WRITING,
+    Lane,
+    keep_session,
+)
 from stretto.postgres.migrate import PRIVILEGES, is_newer, listed, require_rights
 from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
@@ -44,9 +52,6 @@ READ_SECONDS: Final = 5.0
 WRITE_SECONDS: Final = 5.0
 # What the server is given to cancel a read by itself before we cut the connection.
 GRACE_SECONDS: Final = 1.0
-
-# What requests wait for. A trail decides nothing: where it cannot be read, all else is served.
-_SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.TRAILS, Lane.UPKEEP}
 
 
 class Database:
@@ -76,8 +81,8 @@ class Database:
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
         self._places = {lane: asyncio.Semaphore(most) for lane, most in CONNECTIONS_MAX.items()}
         """Of a host's pool: no lane takes more of it than it would have of its own."""
-        # Lanes whose newest connection could not be opened; none of a host's pool.
-        self._cut_off: set[Lane] = set()
+        # Of a host's pool there are none.
+        self.cut_offs = CutOffs(lambda lane: self._pools[lane].get_size() > 0)
         self._misfit: Counter[Lane] = Counter()
         """How many of a lane's newest statements met a missing table or right."""
         self._refuses_writes = False
@@ -169,21 +174,13 @@ class Database:
             del self._misfit[lane]
 
     @property
-    def is_cut_off(self) -> bool:
-        """Whether a lane that requests wait for has no connection, and could not open one.
-
-        A lane whose connections are all in use is only busy.
-        """
-        return any(not self._pools[lane].get_size() for lane in self._cut_off & _SERVING)
-
-    @property
     def is_misfit(self) -> bool:
         """Whether the newest statement of such a lane met a missing table or right."""
-        return not _SERVING.isdisjoint(self._misfit)
+        return not SERVING.isdisjoint(self._misfit)
 
     def forgive(self) -> None:
         """Forget which lanes have failed, until they fail again."""
-        self._cut_off.clear()
+        self.cut_offs.clear()
         self._misfit.clear()
 
     def upkeep(self) -> AbstractAsyncContextManager[Connection]:
@@ -196,7 +193,7 @@ class Database:
             async with self._pools[lane].acquire() as connection:
                 yield connection
             return
-        if self._refuses_writes and lane in _SERVING:
+        if self._refuses_writes and lane in SERVING:
             raise Unreachable(READ_ONLY)
         async with self._places[lane]:
             acquired = await self.acquire(sees_all=lane in SEEING_ALL)
@@ -293,8 +290,8 @@ class Database:
         try:
             timeout, sees_all = f"{READ_SECONDS:.0f}s", lane in SEEING_ALL
             connection = await self._connector.connect(sees_all=sees_all, statement_timeout=timeout)
-        except Unreachable:
-            self._cut_off.add(lane)
+        except Unreachable as error:
+            self.cut_offs.note(lane, error)
             raise
-        self._cut_off.discard(lane)
+        self.cut_offs.discard(lane)
         return connection

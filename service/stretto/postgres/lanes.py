@@ -60,6 +60,8 @@ CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
 # over events for ever. The others, and writers, run triggers and a host's hook as well, whose own
 # tables may have policies. What is hidden from those makes their writes fail.
 SEEING_ALL: Final = frozenset(Lane) - {Lane.FOLLOWERS, Lane.DELETIONS}
+# What requests wait for. A trail decides nothing: where it cannot be read, all else is served.
+SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.TRAILS, Lane.UPKEEP}
 # Lanes whose statements run triggers of the operator's.
 WRITING: Final = frozenset({Lane.FOLLOWERS, Lane.DELETIONS, Lane.UPKEEP})
 

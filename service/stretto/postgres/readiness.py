@@ -5,7 +5,8 @@ for a writer or for what reads requests' answers. Nor do writers and readers alo
 they try nothing, and the cause may be over. So one that is cut off counts only until a connection
 like its own can be opened, and one whose statement met a missing table or right only until the
 schema suits us and takes a group, which is rolled back. One whose connections are all in use is busy,
-and stays ready: another instance would be no less busy.
+and stays ready: another instance would be no less busy. Nor would it have a connection that the server
+refuses to all of them (`cut_offs.py`): while a writer has one, groups are created.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from stretto.postgres.lanes import Lane
 from stretto.postgres.rehearsal import rehearse
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.store_errors import StoreError, Unreachable
@@ -47,9 +49,16 @@ class Readiness:
     async def check(self) -> None:
         """Raise `Unreachable` unless the database answers, has the tables and takes our work."""
         database = self._database
-        await database.ping()
+        is_writing = any(store.is_connected for store in self._stores)
+        try:
+            await database.ping()
+        except Unreachable:
+            if not (is_writing and database.cut_offs.is_refused(Lane.PROBE)):
+                raise
         is_misfit = database.is_misfit or any(store.is_misfit for store in self._stores)
-        is_cut_off = database.is_cut_off or all(store.is_cut_off for store in self._stores)
+        is_cut_off = database.cut_offs.is_any_serving(is_writing=is_writing) or all(
+            store.is_cut_off for store in self._stores
+        )
         if is_misfit or is_cut_off:
             await self._probe(is_misfit=is_misfit)
 
