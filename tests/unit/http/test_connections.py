@@ -11,10 +11,12 @@ from unittest.mock import Mock
 import pytest
 from aiohttp import web
 
+from stretto.domain import UserId
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.runner import SEARCH_AGAIN_SECONDS, ContractRunner, ContractServer
 from stretto.http.settings import ConnectionLimits
 from support.raw_client import PING
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -114,6 +116,21 @@ async def test_a_search_that_makes_room_is_followed_by_the_next(
         left = [each.transport is None for each in newcomers]
         monkeypatch.undo()
     assert [True] * CONNECTIONS_MAX + [False] * CONNECTIONS_MAX == left
+
+
+async def test_idle_connections_of_strangers_make_room_before_all_others() -> None:
+    """Clients without a known token that ask again and again are never idle for as long as a user is."""
+    async with crowd() as clients:
+        user = clients.connect(PING)
+        await until(lambda: user.is_idle)
+        user.user = UserId("alice")
+        for _ in range(CONNECTIONS_MAX - 2):
+            # They may be users, whose requests are on their way.
+            clients.connect()
+        stranger = clients.connect(PING)
+        await until(lambda: stranger.is_idle)
+        clients.connect()
+        assert [stranger] == [client for client in clients.made if client.transport is None]
 
 
 @pytest.mark.parametrize("why", ["it arrives", "it waits unparsed", "it is idle"])

@@ -21,6 +21,7 @@ from stretto.http.tokens.jwks import (
     REQUESTS_PER_TURN,
     RETRY,
     STALE_SECONDS,
+    WAITING_MAX,
     KeySet,
 )
 from stretto.telemetry.logs import flush_log
@@ -300,7 +301,7 @@ async def test_of_requests_that_waited_for_a_fetch_few_go_on_in_each_turn_of_the
     def count_turns() -> None:
         nonlocal turn
         turn += 1
-        if went_on.total() < 10 * REQUESTS_PER_TURN:
+        if went_on.total() < WAITING_MAX:
             asyncio.get_running_loop().call_soon(count_turns)
 
     async def wait(keys: KeySet) -> None:
@@ -314,7 +315,7 @@ async def test_of_requests_that_waited_for_a_fetch_few_go_on_in_each_turn_of_the
     issuer.answers.clear()
     async with issuer.authenticator() as known, asyncio.TaskGroup() as herd:
         assert known._key_set is not None
-        for _ in range(10 * REQUESTS_PER_TURN):
+        for _ in range(WAITING_MAX):
             herd.create_task(wait(known._key_set))
         await issuer.reached.wait()
         count_turns()

@@ -27,6 +27,8 @@ class LimitedServer(web.Server):
         self.service = service
         self.unread = UnreadAnswers(UNREAD_BYTES_MAX)
         self._is_stopping = False
+        if service is not None:
+            service.authenticator.bound_waits(limits.connections_max)
 
     @property
     def is_draining(self) -> bool:

@@ -182,18 +182,22 @@ class ContractServer(LimitedServer):
             self._make_room(handler)
 
     def _make_room(self, newcomer: ClientConnection) -> None:
-        """Close the connections that we have waited for longest; if there is none, the new one."""
+        """Close idle connections of strangers, then those that we have waited for longest.
+
+        By age alone, those of users would go first: who asks again and again is never idle for long.
+        If there is none to close, the new one is closed.
+        """
         if self._loop.time() < self._search_at:
             # The last search has found none, and logged that.
             self._close([newcomer])
             return
         waiting = [
-            (since, number, handler)
+            (not (handler.is_of_stranger and handler.is_idle), since, number, handler)
             for number, handler in enumerate(cast("Iterable[ClientConnection]", self._connections))
             if handler is not newcomer and (since := handler.waiting_since) is not None
         ]
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
-        closing = [handler for _, _, handler in heapq.nsmallest(count, waiting)]
+        closing = [handler for *_, handler in heapq.nsmallest(count, waiting)]
         if not closing:
             closing = [newcomer]
             self._search_at = self._loop.time() + SEARCH_AGAIN_SECONDS

@@ -60,6 +60,11 @@ class BoundedWriting(RequestHandler):
         self.user: UserId | None = None
         """Of the last request that the routes have taken, if its token is known."""
 
+    @property
+    def is_of_stranger(self) -> bool:
+        """Whether the last request had no token that is known; no request says nothing of a client."""
+        return self.user is None and self._request_count > 0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new client; asyncio calls `pause_writing` once it does not take everything."""
         cast("asyncio.Transport", transport).set_write_buffer_limits(high=0)

@@ -110,6 +110,11 @@ class Authenticator:
         self._refusals.clear()
         self.on_withdrawn(withdrawn)
 
+    def bound_waits(self, connections_max: int) -> None:
+        """Have few of so many connections wait for the issuer of tokens at a time."""
+        if self._key_set is not None:
+            self._key_set.bound_waits(connections_max)
+
     def refresh_keys(self) -> None:
         """Begin to fetch an issuer's keys if they are old: for sessions, which send no token again."""
         if self._key_set is not None:
@@ -126,7 +131,8 @@ class Authenticator:
     async def verify(self, authorization: str | None) -> Verified:
         """Return the claims of an Authorization header's token.
 
-        Raises `Unauthenticated`, and `Overloaded` while the issuer's keys cannot be fetched.
+        Raises `Unauthenticated`, and `Overloaded` while the issuer's keys cannot be fetched, or too
+        many requests wait for them.
         """
         if authorization is None:
             raise Unauthenticated

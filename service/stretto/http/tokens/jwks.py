@@ -10,6 +10,9 @@ be new. From then on it is refused at once where the last fetch has just been, a
 that come again and again: a key that was named before it was published is found by the next fetch, up
 to `LOOK_AGAIN_SECONDS` late. So it is with a token that does not fit a known key, from the first one
 on: it is far more often forged than new.
+
+Few requests wait for a fetch at a time: while the issuer is slow, tokens of anyone's making would else
+hold all connections. The others are not judged, and their clients are asked to try again.
 """
 
 from __future__ import annotations
@@ -47,14 +50,20 @@ KEY_IDS_MAX: Final = 1000
 # Keys that are tried for one token. A wrong token costs one verification for each.
 KEYS_TRIED_MAX: Final = 8
 FETCH_SECONDS: Final = 3.0
-# Requests that go on in one turn of the loop once a fetch has ended: thousands may have waited for it,
-# and each verifies its token then. Others, such as health checks, are served in between.
+# Requests that go on in one turn of the loop once a fetch has ended: many may have waited for it, and
+# each verifies its token then. Others, such as health checks, are served in between.
 REQUESTS_PER_TURN: Final = 32
+# Requests that wait for a fetch at a time: enough for the users who come within a fetch just after the
+# issuer has a new key. Each holds a connection for as long as the fetch takes.
+WAITING_MAX: Final = 256
+# The same, of the connections of a process that has few: the rest is for clients whose keys are known.
+WAITING_SHARE: Final = 0.125
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 # The same with what stands around its chunks, if it comes in chunks.
 ANSWER_BYTES_MAX: Final = DOCUMENT_BYTES_MAX * 5 // 4
 # Reasons in one line of the log; the number of dropped keys is logged too.
 _REASONS_LOGGED: Final = 8
+_NOT_KNOWN: Final = "The token's key is not known yet; the issuer's keys are fetched again soon."
 # What a fetch raises; a resolver raises the third one. All else is logged with its traceback.
 _EXPECTED: Final = (aiohttp.ClientError, TimeoutError, UnicodeError, UnusableError)
 
@@ -85,6 +94,8 @@ class KeySet:
         """How many fetches have failed in a row."""
         self._fetching: asyncio.Task[None] | None = None
         self._turns = Turns(REQUESTS_PER_TURN)
+        self._waiting, self._waiting_max = 0, WAITING_MAX
+        """How many requests wait for a fetch, and how many may."""
         self._fetches = self._last_success = 0
         """How many fetches have begun, and the number of the last one that succeeded."""
         self._named: dict[int, int] = {}
@@ -108,31 +119,34 @@ class KeySet:
             await asyncio.wait((self._fetching,))
         await self._session.close()
 
+    def bound_waits(self, connections_max: int) -> None:
+        """Let no more requests wait for a fetch than leave most of so many connections to others."""
+        self._waiting_max = max(1, min(WAITING_MAX, int(connections_max * WAITING_SHARE)))
+
     async def keys(self, kid: str | None, algorithm: str | None) -> tuple[TokenKey, ...]:
         """Return the keys that may have signed a token of that id and algorithm; empty if none may.
 
         Raises `Overloaded` if no key can be fetched at all, and while it is not known whether the
-        issuer has such a key.
+        issuer has such a key: also where too many wait to find that out.
         """
         known = self._find(kid, algorithm)
         # Of a known key too: once it is withdrawn, its tokens are refused without another fetch.
         fetches = self._note_named(kid)
         if not known or self._age_seconds > KEPT_SECONDS:
             fetching = self._fetch_unless_just_tried()
-            # After a failed fetch, a request whose key is known does not wait for the next one.
-            if fetching is not None and (not known or self._failure is None):
+            # After a failed fetch, a request whose key is known does not wait for the next one, nor where
+            # too many wait.
+            may_wait = self._failure is None and self._waiting < self._waiting_max
+            if fetching is not None and (not known or may_wait):
                 await self._end_of(fetching)
         known = self._find(kid, algorithm)
         if known:
             return known
         if not self._keys or self._age_seconds > STALE_SECONDS:
-            detail = "The token issuer's keys cannot be fetched."
-        elif self._failure is None and self._last_success > fetches:
+            raise self._not_judged("The token issuer's keys cannot be fetched.") from self._failure
+        if self._failure is None and self._last_success > fetches:
             return ()
-        else:
-            detail = "The token's key is not known yet; the issuer's keys are fetched again soon."
-        seconds = max(1, math.ceil(self._cool_down_seconds))
-        raise Overloaded(detail, retry_after_seconds=seconds) from self._failure
+        raise self._not_judged() from self._failure
 
     def has_keys(self) -> bool:
         """Return whether a key was ever fetched; begin to fetch them, without waiting, if none was."""
@@ -151,7 +165,8 @@ class KeySet:
         """Return the issuer's present keys as `keys` does, without those that were tried.
 
         For a token that fits none of the known keys. Within the cool-down the issuer is not asked:
-        anyone can sign a token wrongly.
+        anyone can sign a token wrongly. Raises `Overloaded` where too many wait for its answer: a client
+        with a new key must not throw its token away.
         """
         fetching = self._fetch_unless_just_tried()
         if fetching is not None:
@@ -204,10 +219,21 @@ class KeySet:
         return self._fetching
 
     async def _end_of(self, fetching: asyncio.Task[None]) -> None:
-        """Wait until a fetch has ended, and then for a turn of the loop."""
-        # Not awaited itself: a cancelled request must not cancel the others' fetch.
-        await asyncio.wait((fetching,))
-        await self._turns.take(self)
+        """Wait until a fetch has ended, and then for a turn; raises `Overloaded` where many wait."""
+        if self._waiting >= self._waiting_max:
+            raise self._not_judged() from self._failure
+        self._waiting += 1
+        try:
+            # Not awaited itself: a cancelled request must not cancel the others' fetch.
+            await asyncio.wait((fetching,))
+            await self._turns.take(self)
+        finally:
+            self._waiting -= 1
+
+    def _not_judged(self, detail: str = _NOT_KNOWN) -> Overloaded:
+        """Return the error of a request whose token may be good, and may be forged."""
+        # There is no cool-down while a fetch is under way.
+        return Overloaded(detail, retry_after_seconds=math.ceil(max(1, self._cool_down_seconds)))
 
     async def _fetch(self) -> None:
         """Replace our keys by the issuer's; a failure or a set without a usable key keeps ours."""
