@@ -487,6 +487,9 @@ CREATE TABLE outbox_delivery (
     -- The group's owner. Owners take turns; what an instance of an older version enrols is of none, and
     -- all of that counts as one owner's.
     owner_id        text        NOT NULL DEFAULT '',
+    -- Whether it was due when its row was last written. What is taken or put off is not, and gets the mark
+    -- once its time has come and it is not taken at once. An instance of an older version leaves it as it is.
+    is_due          boolean     NOT NULL DEFAULT true,
     PRIMARY KEY (reader, event_id)
 ) WITH (
     fillfactor = 70,
@@ -496,9 +499,18 @@ CREATE TABLE outbox_delivery (
 
 CREATE INDEX outbox_delivery_due ON outbox_delivery (reader, due_at) WHERE dead_reason IS NULL;
 
--- From an owner to the next, to the earliest of each.
+-- For instances of older versions alone, which walk on it.
 CREATE INDEX outbox_delivery_by_owner ON outbox_delivery (reader, owner_id, due_at)
     WHERE dead_reason IS NULL;
+
+-- From an owner with something due to the next, to the earliest of each. The event's id makes an order that
+-- no other index has: none that holds what is put off, too, is read instead.
+CREATE INDEX outbox_delivery_walk ON outbox_delivery (reader, owner_id, due_at, event_id)
+    WHERE is_due AND dead_reason IS NULL;
+
+-- What becomes due by the time, behind however much that is marked.
+CREATE INDEX outbox_delivery_unmarked ON outbox_delivery (reader, due_at, event_id)
+    WHERE NOT is_due AND dead_reason IS NULL;
 
 CREATE INDEX outbox_delivery_owed ON outbox_delivery (reader, created_at)
     WHERE dead_reason IS NULL;

@@ -44,15 +44,18 @@ class Turns:
         self.store = PostgresWebhookStore(database, URL_DIGEST, lambda: NOW)
         self._connection = connection
 
-    async def wait(self, owner: str, count: int = 1, *, seconds: float = 60) -> None:
+    async def wait(
+        self, owner: str, count: int = 1, *, seconds: float = 60, is_marked: bool | None = None
+    ) -> None:
         """Let an owner's deliveries wait, due for so many seconds; put off, if that is negative."""
         await self._connection.execute(
             """INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id,
-                                            recipients, group_name, due_at, owner_id)
+                                            recipients, group_name, due_at, owner_id, is_due)
                SELECT 'webhook', $4::timestamptz, gen_random_uuid(), gen_random_uuid(), $1, '{}', 'Team',
-                      $4::timestamptz - make_interval(secs => $3 + 1.0 / number), $2
+                      $4::timestamptz - make_interval(secs => $3 + 1.0 / number), $2, $6
                FROM generate_series(1, $5) AS number""",
             *(uuid7(), owner, seconds, NOW, count),
+            seconds > 0 if is_marked is None else is_marked,
         )
 
     async def take(self, count: int, under_way: Mapping[str, int] | None = None) -> list[str]:
@@ -102,17 +105,18 @@ async def test_a_turn_looks_at_so_many_owners_and_the_next_one_at_those_behind(
     """Even if it has taken nothing: the oldest are of an owner that gets no more."""
     await turns.wait("a", OLDEST_MAX, seconds=3600)
     for number in range(OWNERS_MAX - 1):
-        await turns.wait(f"b{number:02}", seconds=-3600)
+        await turns.wait(f"b{number:02}", seconds=-3600, is_marked=True)
     await turns.wait("c")
     busy = {"a": UNDER_WAY_MAX}
     assert [] == await turns.take(8, busy)
+    assert turns.store.has_marked
     assert ["c"] == await turns.take(8, busy)
 
 
 async def test_what_is_due_of_more_owners_is_found_by_its_time(turns: Turns) -> None:
-    """Without a walk past all whose deliveries are put off."""
+    """Without a walk past all whose deliveries an older version has put off."""
     for number in range(OWNERS_MAX):
-        await turns.wait(f"a{number:02}", seconds=-3600)
+        await turns.wait(f"a{number:02}", seconds=-3600, is_marked=True)
     await turns.wait("b")
     assert ["b"] == await turns.take(8, {})
 
@@ -212,7 +216,7 @@ async def test_no_owner_that_has_enough_under_way_ends_a_turn(turns: Turns) -> N
     for owner in "ab":
         await turns.wait(owner, OLDEST_MAX, seconds=3600)
     for owner in "cd":
-        await turns.wait(owner, seconds=-3600)
+        await turns.wait(owner, seconds=-3600, is_marked=True)
     await turns.wait("e")
     assert ["e"] == await turns.take(2, {"a": 20, "b": 20})
 

@@ -223,7 +223,7 @@ async def due_count(connection: Connection) -> int:
     """Return how many are due by their reader's clock."""
     count: int = await connection.fetchval(
         """SELECT count(*) FROM outbox_delivery JOIN outbox_reader ON name = reader
-           WHERE dead_reason IS NULL AND due_at <= clock_timestamp() + clock_ahead"""
+           WHERE dead_reason IS NULL AND is_due AND due_at <= clock_timestamp() + clock_ahead"""
     )
     return count
 

@@ -41,6 +41,8 @@ class PostgresDeliveryStore:
         self._target_digest = target_digest
         self.is_disabled = False
         """Whether the target was disabled when the oldest event was last asked for."""
+        self.has_marked = False
+        """Whether the last `take` has met wrong marks: others may be due behind those deliveries."""
         self._last_owner = ""
         """The owner whose turn it was last: the next one's is next."""
 
@@ -64,6 +66,7 @@ class PostgresDeliveryStore:
                 None if under_way is None else list(under_way),
                 None if under_way is None else list(under_way.values()),
             )
+        self.has_marked = bool(rows) and rows[0]["has_marked"]
         if rows:
             self._last_owner = rows[0]["last_owner"]
         return [

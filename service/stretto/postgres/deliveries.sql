@@ -5,15 +5,19 @@
 -- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target is $6 (null for the
 -- bus) and may be called. $4 is now; members are named where a group was created with $5 at most.
 -- What was put off for an earlier target counts as untried.
--- Owners take turns: `walk` goes round the owners that have deliveries, from the one behind $7 on, to
--- the earliest of each. It ends when it has met as many that have something due and nothing under way as
--- there is room for, and after 64: those whose deliveries are all put off count. The room that is left goes
--- to the oldest due, of which the first 128 are looked at: more may be of one owner that gets no more.
+-- Owners take turns: `walk` goes round the owners that have deliveries marked as due, from the one behind
+-- $7 on, to the earliest of each. It ends when it has met as many that have something due and nothing under
+-- way as there is room for, and after 64. The room that is left goes to the oldest due, of which the first
+-- 128 are looked at: more may be of one owner that gets no more. What has become due by the time and is not
+-- marked, as after a pause or at the end of a lease, is looked at as well: the first 128.
 -- Who has fewest, with what is under way ($9 for each owner of $8), comes first; and no owner gets more
 -- than twice as many as are left for all (if $8 is null, there is no such bound). However many deliveries
--- and owners wait, some hundred rows are read. Both numbers stand in the text: the planner could not
+-- and owners wait, some hundred rows are read. The numbers stand in the text: the planner could not
 -- estimate a parameter.
--- Returns the last owner whose turn it was, also where nothing is taken; no row if nothing is due.
+-- What was looked at and is not taken gets the mark that is right (`marked`), so that the next turn meets
+-- others: what lies behind what is due, and no owner whose deliveries an older version has put off.
+-- Returns the last owner whose turn it was and whether a mark was wrong, also where nothing is taken; no row
+-- if nothing is due.
 -- Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner. But
 -- where there is a synchronous standby, the commit waits for it: no event is sent that a failover
 -- loses. A sender that has enough enrolled enrols nothing, so this says, too, that the reader is
@@ -29,7 +33,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
     WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea
       AND disabled_at IS NULL AND paused_until <= now
 ), waiting AS NOT MATERIALIZED (
-    SELECT owner_id, event_id, due_at FROM outbox_delivery
+    SELECT owner_id, event_id, due_at, is_due FROM outbox_delivery
     WHERE reader = $1 AND dead_reason IS NULL
 ), walk AS (
     SELECT $7::text AS owner_id, NULL::uuid AS event_id, NULL::timestamptz AS due_at,
@@ -42,22 +46,29 @@ WITH RECURSIVE clock AS MATERIALIZED (
            idle + (next.due_at <= reader_now AND (next.owner_id = ANY ($8)) IS NOT TRUE)::integer
     FROM turn CROSS JOIN walk CROSS JOIN LATERAL (
         (SELECT waiting.owner_id, waiting.event_id, waiting.due_at, has_wrapped FROM waiting
-         WHERE waiting.owner_id > walk.owner_id AND (NOT has_wrapped OR waiting.owner_id <= $7)
-         ORDER BY waiting.owner_id, waiting.due_at LIMIT 1)
+         WHERE is_due AND waiting.owner_id > walk.owner_id
+           AND (NOT has_wrapped OR waiting.owner_id <= $7)
+         ORDER BY waiting.owner_id, waiting.due_at, waiting.event_id LIMIT 1)
         UNION ALL
         -- Behind the last owner comes the first.
         (SELECT waiting.owner_id, waiting.event_id, waiting.due_at, true FROM waiting
-         WHERE NOT has_wrapped AND waiting.owner_id <= $7
-         ORDER BY waiting.owner_id, waiting.due_at LIMIT 1)
+         WHERE is_due AND NOT has_wrapped AND waiting.owner_id <= $7
+         ORDER BY waiting.owner_id, waiting.due_at, waiting.event_id LIMIT 1)
         LIMIT 1
     ) AS next
     WHERE number < 64 AND idle < $2
 ), found AS (
-    SELECT owner_id, event_id, due_at FROM walk WHERE number > 0
+    SELECT owner_id, event_id, due_at, true AS is_due FROM walk WHERE number > 0
     UNION
     SELECT oldest.* FROM walk CROSS JOIN LATERAL (
         SELECT * FROM waiting ORDER BY due_at LIMIT 128
     ) AS oldest
+    WHERE number = 0
+    UNION
+    SELECT unmarked.* FROM turn CROSS JOIN walk CROSS JOIN LATERAL (
+        SELECT * FROM waiting WHERE NOT is_due AND waiting.due_at <= reader_now
+        ORDER BY waiting.due_at, waiting.event_id LIMIT 128
+    ) AS unmarked
     WHERE number = 0
 ), ranked AS MATERIALIZED (
     SELECT found.event_id, number, found.due_at AS waits_since,
@@ -93,7 +104,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
     FROM unnoted, clock WHERE outbox_reader.name = unnoted.name
 ), taken AS (
     UPDATE outbox_delivery AS delivery
-    SET due_at = reader_now + make_interval(secs => $3),
+    SET due_at = reader_now + make_interval(secs => $3), is_due = false,
         tries = CASE WHEN due_at <= target_since THEN 0 ELSE tries END
     FROM turn
     -- An array leads to the rows by the key, however few rows the planner takes the table to have.
@@ -104,8 +115,21 @@ WITH RECURSIVE clock AS MATERIALIZED (
               recipients, trace_context, event_type, change::text AS change, tries,
               CASE WHEN event_type IS NULL AND cardinality(recipients) <= $5 THEN recipients END
                   AS member_ids
+), marked AS (
+    UPDATE outbox_delivery AS delivery SET is_due = due_at <= reader_now
+    FROM turn
+    WHERE reader = $1 AND event_id = ANY (ARRAY(
+        SELECT held.event_id FROM turn CROSS JOIN found CROSS JOIN LATERAL (
+            SELECT event_id FROM outbox_delivery AS delivery
+            WHERE reader = $1 AND delivery.event_id = found.event_id AND dead_reason IS NULL
+              AND is_due <> (due_at <= reader_now)
+            FOR UPDATE OF delivery SKIP LOCKED
+        ) AS held
+        WHERE found.is_due <> (found.due_at <= reader_now)
+          AND found.event_id <> ALL (ARRAY(SELECT event_id FROM placed))))
+    RETURNING true
 )
-SELECT taken.*, last.owner_id AS last_owner
+SELECT taken.*, last.owner_id AS last_owner, EXISTS (SELECT FROM marked) AS has_marked
 FROM (SELECT owner_id FROM walk
       WHERE number = coalesce((SELECT max(number) FROM placed), (SELECT max(number) FROM walk))
      ) AS last
@@ -138,7 +162,7 @@ WITH sent AS (
 UPDATE outbox_delivery AS delivery
 SET due_at = coalesce($7::timestamptz, clock_timestamp()) + clock_ahead
         + make_interval(secs => seconds),
-    tries = tries + is_try::integer, dead_reason = left(reason, 1024)
+    is_due = false, tries = tries + is_try::integer, dead_reason = left(reason, 1024)
 FROM target, set_config('synchronous_commit', 'off', true),
      unnest($3::uuid[], $4::float8[], $5::boolean[], $6::text[])
          AS answer (event_id, seconds, is_try, reason)
@@ -192,7 +216,7 @@ WITH page AS MATERIALIZED (
       AND due_at > clock_timestamp() + clock_ahead + make_interval(secs => $4)
     FOR UPDATE OF delivery SKIP LOCKED
 ), hastened AS (
-    UPDATE outbox_delivery AS delivery SET due_at = reader_now
+    UPDATE outbox_delivery AS delivery SET due_at = reader_now, is_due = true
     FROM late WHERE delivery.reader = late.reader AND delivery.event_id = late.event_id
     RETURNING true
 )
@@ -207,7 +231,7 @@ WITH page AS MATERIALIZED (
     WHERE (reader, event_id) > ($1, $2) ORDER BY reader, event_id LIMIT $3
 ), retried AS (
     UPDATE outbox_delivery AS delivery
-    SET dead_reason = NULL, tries = 0, due_at = clock_timestamp() + clock_ahead
+    SET dead_reason = NULL, tries = 0, is_due = true, due_at = clock_timestamp() + clock_ahead
     FROM page JOIN outbox_reader ON name = reader
     WHERE delivery.reader = page.reader AND delivery.event_id = page.event_id
       AND dead_reason IS NOT NULL
@@ -219,7 +243,7 @@ FROM page ORDER BY reader DESC, event_id DESC LIMIT 1;
 -- name: retry_dead_letters
 -- Have the dead letters of the ids $1 tried again.
 UPDATE outbox_delivery
-SET dead_reason = NULL, tries = 0, due_at = clock_timestamp() + clock_ahead
+SET dead_reason = NULL, tries = 0, is_due = true, due_at = clock_timestamp() + clock_ahead
 FROM outbox_reader
 WHERE reader = name AND event_id = ANY ($1::uuid[]) AND dead_reason IS NOT NULL
 RETURNING event_id;

@@ -35,9 +35,10 @@ _NOT_HOT, _DEAD_SHARE_MAX = 0.14, 0.55
 
 # Of a page of deliveries, left to new versions of its rows (fillfactor). Each try makes some, with an
 # entry each in every index: the pages of the unique one have split once for them, the others hold the
-# old one beside the new.
+# old one beside the new. Those by owner hold more: a row that becomes due behind others is marked.
 _DELIVERY_KEPT_FREE: Final = PAGE_BYTES * 3 // 10
 _TRIED_FILL, _TRIED_ENTRIES = 0.66, 2
+_OWNED_ENTRIES, _MARKED_ENTRIES = 3, 1.5
 
 # Free space map, visibility map, and the empty index of the TOAST table: of a table in use, and of an
 # empty partition. An index's first page.
@@ -199,7 +200,9 @@ def tables(demand: Demand) -> list[Table]:
             [
                 Index(_entry(reader, _UUID), _TRIED_FILL),
                 *[Index(_entry(reader, _TIME), entries=_TRIED_ENTRIES)] * 2,
-                Index(_entry(reader, user, _TIME), entries=_TRIED_ENTRIES),
+                Index(_entry(reader, user, _TIME), entries=_OWNED_ENTRIES),
+                Index(_entry(reader, user, _TIME, _UUID), entries=_MARKED_ENTRIES),
+                Index(_entry(reader, _TIME, _UUID), entries=_TRIED_ENTRIES),
             ],
         ),
     ]

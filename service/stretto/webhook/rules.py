@@ -256,6 +256,8 @@ class WebhookStore(DeliveryStore, Protocol):
 
     is_disabled: bool
     """Whether the target was disabled when the oldest event was last asked for."""
+    has_marked: bool
+    """Whether the last `take` has met wrong marks: others may be due behind those deliveries."""
 
     async def open(self) -> None:
         """Make our URL the target; begin at the present, unless a process has begun before.

@@ -107,6 +107,8 @@ class WebhookSender(Actor):
         self._unreached = 0
         """How many of the newest tries in a row have not reached the endpoint."""
         self._tried_at = float("-inf")
+        self._looks_on = False
+        """Whether the last turn has taken nothing, and others may be due behind those that it met."""
         self._clock_seconds = clock_seconds
         self._enrol_due_at = clock_seconds()
         self.lag = Lag(store.oldest_seconds, clock_seconds)
@@ -126,7 +128,8 @@ class WebhookSender(Actor):
     async def run_once(self) -> int:
         """Settle what was answered, send what is due, enrol; return how many events were enrolled.
 
-        Raises a `StoreError`; what was answered is then settled at the next turn.
+        One more where others may be due behind those that were looked at. Raises a `StoreError`;
+        what was answered is then settled at the next turn.
         """
         await self.open()
         if self._is_blocked is None:
@@ -146,13 +149,13 @@ class WebhookSender(Actor):
             self._enrolled_max = DUE_MAX - await self._store.count_due(DUE_MAX)
         is_busy = bool(taken) and UNDER_WAY_MAX - len(self._under_way) <= FREE_MIN
         if self._enrolled_max <= 0 or (is_busy and self._clock_seconds() < self._enrol_due_at):
-            return 0
+            return int(self._looks_on)
         # Also while slots are taken: what comes next may be another owner's.
         enrolled = await self._enrol()
         if enrolled < ENROLLED_MAX:
             self._enrol_due_at = self._clock_seconds() + BUSY_ENROL_SECONDS
         if not is_busy:
-            return enrolled
+            return enrolled + self._looks_on
         # Answers wake a busy sender: a turn at once would send few at a time. If none comes, what was
         # enrolled may still be another owner's.
         asyncio.get_running_loop().call_later(BUSY_ENROL_SECONDS, self.wake)
@@ -160,14 +163,16 @@ class WebhookSender(Actor):
 
     async def _take(self) -> Sequence[Delivery]:
         """Lease what may be sent now."""
+        room = UNDER_WAY_MAX - len(self._under_way)
+        owners: Counter[str] | None = Counter(each.owner_id for each in self._under_way.values())
         if self._unreached >= UNREACHED_MAX:
             is_early = self._clock_seconds() < self._tried_at + POLL_SECONDS
-            if self._under_way or is_early:
-                return ()
-            return await self._store.take(1, self._lease_seconds)
-        room = UNDER_WAY_MAX - len(self._under_way)
-        owners = Counter(delivery.owner_id for delivery in self._under_way.values())
-        return await self._store.take(room, self._lease_seconds, owners) if room else ()
+            room, owners = int(not self._under_way and not is_early), None
+        if not room:
+            return ()
+        taken = await self._store.take(room, self._lease_seconds, owners)
+        self._looks_on = self._store.has_marked and not taken
+        return taken
 
     async def _enrol(self) -> int:
         try:

@@ -65,6 +65,7 @@ class ScriptedStore:
         self.sent: list[UUID] = []
         self.others: list[PutOff] = []
         self.is_disabled = False
+        self.has_marked = False
         self.settled = asyncio.Event()
 
     def _fail(self, name: str) -> None:
@@ -272,6 +273,21 @@ async def test_a_hanging_endpoint_has_a_bounded_number_of_requests() -> None:
     # The store decides by what each owner has under way.
     half = UNDER_WAY_MAX // 2
     assert [Counter(), {"owner 0": half - 1, "owner 1": half - 1}] == store.under_way
+    await abandon(sender)
+
+
+async def test_a_turn_that_has_met_wrong_marks_is_followed_by_another_at_once() -> None:
+    """If it has taken nothing: else the answers lead to the next one. Also while nothing is enrolled."""
+    store, endpoint = ScriptedStore(), SilentEndpoint()
+    sender = WebhookSender(store, endpoint, lambda _: None)
+    store.has_marked = True
+    assert 0 == await sender.run_once()
+    assert sender.pace is not None
+    assert sender.pace.full == await sender.run_once()
+    sender._enrolled_max = 0
+    assert sender.pace.full == await sender.run_once()
+    store.has_marked = False
+    assert 0 == await sender.run_once()
     await abandon(sender)
 
 
