@@ -168,6 +168,7 @@ class WebhookSender(Actor):
         if self._unreached >= UNREACHED_MAX:
             is_early = self._clock_seconds() < self._tried_at + POLL_SECONDS
             room, owners = int(not self._under_way and not is_early), None
+        self._looks_on = False
         if not room:
             return ()
         taken = await self._store.take(room, self._lease_seconds, owners)

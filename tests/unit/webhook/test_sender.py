@@ -286,6 +286,10 @@ async def test_a_turn_that_has_met_wrong_marks_is_followed_by_another_at_once() 
     assert sender.pace.full == await sender.run_once()
     sender._enrolled_max = 0
     assert sender.pace.full == await sender.run_once()
+    # A turn that takes nothing for want of room says nothing of what is due.
+    sender._unreached, sender._tried_at = UNREACHED_MAX, float("inf")
+    assert 0 == await sender.run_once()
+    sender._unreached = 0
     store.has_marked = False
     assert 0 == await sender.run_once()
     await abandon(sender)
