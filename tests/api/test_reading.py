@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from platform import python_version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from uuid import UUID
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import stretto
 from stretto.domain import group_id
 from stretto.http.app import ROUTES
 from stretto.http.openapi import DOCUMENT
+from stretto.postgres.groups import PostgresGroupStore
 from support.api_client import TEAM, Api, api_for, token_of
+from support.changed_groups import changed
 from support.database import pend
 
 if TYPE_CHECKING:
@@ -114,6 +117,27 @@ async def test_members_come_in_pages_by_id(api: Api) -> None:
         ("bob", "member"),
     ] == members
     assert second["next_cursor"] is None
+
+
+@pytest.mark.parametrize("cursor", ["", "?cursor=bob"])
+@pytest.mark.parametrize("what", ["deleted", "left"])
+async def test_a_list_of_members_that_is_no_longer_to_be_read_is_not_an_empty_one(
+    what: str, cursor: str, api: Api, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group is deleted, or its reader removed, just before the page is read: 404, no short list."""
+    await api.create("k")
+    group, read = group_id("alice", "k"), PostgresGroupStore.members_of_group
+
+    async def read_late(*asked: Any) -> Any:
+        if what == "deleted":
+            await api.request("DELETE", f"/v1/groups/{group}")
+        else:
+            await changed(connection, stretto.remove_members, group, ["carol"])
+        return await read(*asked)
+
+    monkeypatch.setattr(PostgresGroupStore, "members_of_group", read_late)
+    reply = await api.get(f"/v1/groups/{group}/members{cursor}", user="carol")
+    assert (404, "not_found") == (reply.status, reply.json["code"])
 
 
 @pytest.mark.parametrize(

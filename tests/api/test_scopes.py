@@ -157,11 +157,12 @@ async def test_services_that_may_read_any_group_take_turns(
         return await ask(reader, question)
 
     created = (await create(strict, "k", Scope.CREATE)).json
+    group = f"/v1/groups/{created['group_id']}"
     monkeypatch.setattr(BatchReader, "ask", note)
     for service in ("billing", "search"):
         headers = bearer(service, Scope.READ_ANY)
-        path = f"/v1/groups/{created['group_id']}/members"
-        assert 200 == (await strict.get(path, headers=headers)).status
+        for path in (group, f"{group}/members"):
+            assert 200 == (await strict.get(path, headers=headers)).status
     assert ["billing"] * 2 + ["search"] * 2 == shares
 
 

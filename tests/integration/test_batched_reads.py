@@ -18,9 +18,11 @@ from stretto.postgres.queries import QUERIES
 from support.database import pend
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
     from stretto.assembly.component import Component
+    from stretto.domain import Member
     from support.database import Connection
 
 ALICE, BOB, CAROL, DAVE = map(UserId, ("alice", "bob", "carol", "dave"))
@@ -36,6 +38,11 @@ async def groups(component: Component) -> list[UUID]:
         answer = await component.creator.create(IdempotencyKey(key), new_group)
         made.append(answer.group.group_id)
     return made
+
+
+def ids_of(pages: Sequence[Sequence[Member] | None]) -> list[list[str] | None]:
+    """Return the users of each page; None where there is no group to read."""
+    return [page if page is None else [member.user_id for member in page] for page in pages]
 
 
 async def test_looks_come_back_in_the_order_of_their_questions(
@@ -72,10 +79,16 @@ async def test_each_question_gets_its_own_groups_and_members(
     )
     assert [[], ["b", "a"], ["a"], ["b", "a"]] == [[g.name for g in page] for page in lists]
     members = await store.members_of_group(
-        [(groups[2], None, 9), (group_id(ALICE, "x"), None, 9), (groups[0], None, 9)]
+        [
+            (groups[2], ALICE, None, 9),
+            (groups[1], CAROL, None, 9),
+            (group_id(ALICE, "x"), None, None, 9),
+            (groups[0], None, None, 9),
+            # Of a group that is there, the page after the last member is empty.
+            (groups[1], BOB, "bob", 9),
+        ]
     )
-    expected = [["alice"], [], ["alice", "bob", "carol"]]
-    assert expected == [[member.user_id for member in page] for page in members]
+    assert [["alice"], None, None, ["alice", "bob", "carol"], []] == ids_of(members)
 
 
 async def test_pages_of_one_statement_go_on_where_each_has_ended(
@@ -88,10 +101,9 @@ async def test_pages_of_one_statement_go_on_where_each_has_ended(
     lists = await store.groups_of_member([(ALICE, cursor, 1), (ALICE, cursor, 9), (ALICE, None, 2)])
     assert [["b"], ["b", "a"], ["c", "b"]] == [[group.name for group in page] for page in lists]
     members = await store.members_of_group(
-        [(groups[0], "alice", 1), (groups[0], "alice", 9), (groups[0], None, 2)]
+        [(groups[0], BOB, "alice", 1), (groups[0], None, "alice", 9), (groups[0], ALICE, None, 2)]
     )
-    expected = [["bob"], ["bob", "carol"], ["alice", "bob"]]
-    assert expected == [[member.user_id for member in page] for page in members]
+    assert [["bob"], ["bob", "carol"], ["alice", "bob"]] == ids_of(members)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +112,8 @@ async def test_pages_of_one_statement_go_on_where_each_has_ended(
         ("look", "ARRAY[gen_random_uuid()], ARRAY[5.0], NULL"),
         ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY['alice']"),
         ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY[NULL]"),
+        ("members_of_group", "ARRAY[gen_random_uuid()], ARRAY['alice'], ARRAY['bob'], ARRAY[9]"),
+        ("members_of_group", "ARRAY[gen_random_uuid()], ARRAY[NULL], ARRAY[NULL], ARRAY[9]"),
         ("read_trails", "ARRAY[gen_random_uuid()], 100"),
     ],
 )

@@ -149,7 +149,7 @@ async def read_beside_a_flood(component: Component, kind: str) -> list[tuple[Use
             "groups": lambda: reads.group_of_member(uuid4(), user),
             "groups of any user": lambda: reads.group_of_member(uuid4(), None, asker=user),
             "lists": lambda: reads.groups_of_member(user, None, 10),
-            "members": lambda: reads.members_of_group(user, group.group.group_id, None, 10),
+            "members": lambda: reads.members_of_group(group.group.group_id, user, None, 10),
         }
         try:
             outcomes.append((user, await asked[kind]()))

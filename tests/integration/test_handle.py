@@ -97,6 +97,9 @@ async def test_groups_are_found_by_id_by_key_and_in_lists(component: stretto.Com
     assert [("alice", "owner"), ("bob", "member"), ("carol", "member")] == [
         (each.user_id, each.role) for each in members
     ]
+    assert [] == await component.members(ids[0], after="carol")
+    with pytest.raises(stretto.NotFound):
+        await component.members(stretto.group_id("alice", "no such key"), after="bob")
 
 
 async def test_the_metadata_of_a_group_is_what_was_asked_for(component: stretto.Component) -> None:

@@ -59,7 +59,7 @@ async def read_everything(component: Component, key: IdempotencyKey) -> list[obj
         *(component.lookup.look_up(ALICE, key, 0) for _ in range(LOOKS)),
         *(reads.groups.group_of_member(created, ALICE) for _ in range(LOOKS)),
         *(reads.groups.groups_of_member(ALICE, None, 10) for _ in range(30)),
-        *(reads.groups.members_of_group(ALICE, created, None, 10) for _ in range(30)),
+        *(reads.groups.members_of_group(created, ALICE, None, 10) for _ in range(30)),
         *(reads.ping() for _ in range(30)),
         *(component.history.ask(Ask(ALICE, present)) for _ in range(LOOKS)),
         return_exceptions=True,

@@ -387,7 +387,7 @@ LOADS: dict[str, Load] = {
     "reader of groups": lambda s: s.component.reads.groups.group_of_member(uuid.uuid4(), ALICE),
     "reader of lists": lambda s: s.component.reads.groups.groups_of_member(ALICE, None, 10),
     "reader of members": lambda s: s.component.reads.groups.members_of_group(
-        ALICE, uuid.uuid4(), None, 10
+        uuid.uuid4(), ALICE, None, 10
     ),
     "reader of health": lambda s: s.component.reads.ping(),
     "deleter of groups": delete,

@@ -138,10 +138,10 @@ class Handle(ABC):
     async def members(
         self, group_id: UUID, *, after: str | None = None, limit: int = PAGE_ITEMS_DEFAULT
     ) -> Sequence[Member]:
-        """Return members of a group in the order of their ids; of an unknown group, none.
+        """Return members of a group in the order of their ids.
 
-        The next page is `after` the `user_id` of the last one. Raises `Overloaded` or
-        `DatabaseUnavailable`.
+        The next page is `after` the `user_id` of the last one. Raises `NotFound`, also where the group
+        was deleted after an earlier page, `Overloaded` or `DatabaseUnavailable`.
         """
         _require_limit(limit)
         require_kind("group_id", group_id, UUID)
@@ -150,7 +150,11 @@ class Handle(ABC):
             message = "after must be the id of a user"
             raise ValueError(message)
         with _public_errors():
-            return await self._running.reads.groups.members_of_group(None, group_id, after, limit)
+            reads = self._running.reads.groups
+            members = await reads.members_of_group(group_id, None, after, limit)
+        if members is None:
+            raise NotFound
+        return members
 
     async def on_event(self, callback: OnEvent) -> Callable[[], Awaitable[None]]:
         """Call back for each event that commits from now on, of every owner's groups.

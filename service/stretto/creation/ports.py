@@ -175,6 +175,9 @@ class BatchGroupStore(Protocol):
         """For each `(user, after, limit)`: the next groups, newest first, after a conversation."""
 
     async def members_of_group(
-        self, wanted: Sequence[tuple[UUID, str | None, int]]
-    ) -> Sequence[Sequence[Member]]:
-        """For each `(group_id, after, limit)`: the next members, by id, after a user."""
+        self, wanted: Sequence[tuple[UUID, UserId | None, str | None, int]]
+    ) -> Sequence[Sequence[Member] | None]:
+        """For each `(group_id, member, after, limit)`: the next members, by id, after a user.
+
+        None where there is no such group, or the user `member` is none of its members.
+        """

@@ -94,7 +94,7 @@ class GroupReads:
             self._members_of_group,
             share_of=_asker_or_group,
             batch_max=PAGES_READ_MAX,
-            weigh=lambda asked: asked[3],
+            weigh=lambda asked: asked[4],
             weight_max=PAGE_ROWS_READ_MAX,
         )
 
@@ -120,17 +120,23 @@ class GroupReads:
         return await self.lists.ask((user, after, limit))
 
     async def members_of_group(
-        self, user: UserId | None, group_id: UUID, after: str | None, limit: int
-    ) -> Sequence[Member]:
+        self,
+        group_id: UUID,
+        member: UserId | None,
+        after: str | None,
+        limit: int,
+        *,
+        asker: UserId | None = None,
+    ) -> Sequence[Member] | None:
         """Return up to `limit` members in the order of their ids, that follow the user `after`.
 
-        `user` asks, and the caller has checked that this user may; None is the host.
+        None and `asker` are as in `group_of_member`: a group that is gone has no page, also no empty one.
         """
-        return await self.members.ask((user, group_id, after, limit))
+        return await self.members.ask((asker or member, group_id, member, after, limit))
 
     async def _members_of_group(
-        self, questions: Sequence[tuple[UserId | None, UUID, str | None, int]]
-    ) -> Sequence[Sequence[Member]]:
+        self, questions: Sequence[tuple[UserId | None, UUID, UserId | None, str | None, int]]
+    ) -> Sequence[Sequence[Member] | None]:
         """Read pages of members; the statement need not know who asks."""
         return await self._store.members_of_group([question[1:] for question in questions])
 

@@ -52,11 +52,16 @@ class PostgresGroupStore:
         return [Group(**row) for row in rows]
 
     async def members_of_group(
-        self, wanted: Sequence[tuple[UUID, str | None, int]]
-    ) -> list[list[Member]]:
-        """For each `(group_id, after, limit)`: the next members, by id, after a user."""
+        self, wanted: Sequence[tuple[UUID, UserId | None, str | None, int]]
+    ) -> list[list[Member] | None]:
+        """For each `(group_id, member, after, limit)`: the next members, by id, after a user.
+
+        None for a group that is not there, or of which `member` is none; without a user, any group is read.
+        """
         rows = await self._fetch(QUERIES["members_of_group"], wanted)
-        return _pages(Member, rows, len(wanted))
+        found = {row["number"] for row in rows}
+        pages = _pages(Member, [row for row in rows if row["user_id"] is not None], len(wanted))
+        return [page if number in found else None for number, page in enumerate(pages, start=1)]
 
     async def _fetch(
         self, statement: str, wanted: Sequence[tuple[Any, ...]]

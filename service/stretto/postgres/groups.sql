@@ -52,18 +52,27 @@ ORDER BY conversation_id DESC
 LIMIT $3;
 
 -- name: members_of_group
--- Read pages of groups' members by user id: of each group ($1) up to $3 after the user id that the
--- last page ended on ($2; null for the first page). `number` is the question's number.
+-- Read pages of groups' members by user id: of each group ($1), if its user ($2) is a member of it, or is
+-- null, up to $4 after the user id that the last page ended on ($3; null for the first page). `number` is
+-- the question's number. A group that has no more members has a row without one; no row says that there
+-- is no such group for that user. Asked apart, the group might be deleted in between, and its list end early.
 SELECT number, page.*
-FROM unnest($1::uuid[], $2::text[], $3::int[]) WITH ORDINALITY
-         AS wanted (group_id, after, members_max, number)
+FROM unnest($1::uuid[], $2::text[], $3::text[], $4::int[]) WITH ORDINALITY
+         AS wanted (group_id, member_id, after, members_max, number)
 CROSS JOIN LATERAL (
+    SELECT conversation_id FROM chat_group WHERE group_id = wanted.group_id LIMIT 1
+) AS chat_group
+LEFT JOIN LATERAL (
     SELECT user_id, role, joined_at
-    FROM chat_group
-    JOIN conversation_member USING (conversation_id)
-    WHERE chat_group.group_id = wanted.group_id
+    FROM conversation_member AS member
+    WHERE member.conversation_id = chat_group.conversation_id
       AND user_id COLLATE "C" > coalesce(after, '') COLLATE "C"
     ORDER BY user_id COLLATE "C"
     LIMIT members_max
-) AS page
+) AS page ON true
+WHERE wanted.member_id IS NULL AND conversation_id IS NOT NULL
+   OR (SELECT true FROM conversation_member AS member
+       WHERE member.conversation_id = chat_group.conversation_id
+         AND member.user_id = wanted.member_id
+       LIMIT 1)
 ORDER BY number, user_id COLLATE "C";

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 ALICE = UserId("alice")
 GROUP = UUID(int=1)
-ASKS: dict[str, Callable[[GroupReads, int], Awaitable[Sequence[Any]]]] = {
+ASKS: dict[str, Callable[[GroupReads, int], Awaitable[Sequence[Any] | None]]] = {
     "lists": lambda reads, limit: reads.groups_of_member(ALICE, None, limit),
-    "members": lambda reads, limit: reads.members_of_group(ALICE, GROUP, None, limit),
+    "members": lambda reads, limit: reads.members_of_group(GROUP, ALICE, None, limit),
 }
 
 
@@ -137,7 +137,7 @@ async def test_a_host_that_names_no_user_has_a_share_for_each_group(kind: str) -
     def ask(group: int) -> Awaitable[Any]:
         group_id = UUID(int=group)
         if kind == "members":
-            return reads.members_of_group(None, group_id, None, 2)
+            return reads.members_of_group(group_id, None, None, 2)
         return reads.group_of_member(group_id, None)
 
     tasks = [asyncio.ensure_future(ask(group)) for group in (*[1] * WAITING_MAX, 2)]

@@ -28,7 +28,7 @@ from stretto.http.service import SERVICE, authenticate, json_response
 from stretto.http.tokens.scopes import Scope
 
 if TYPE_CHECKING:
-    from stretto.domain import Group
+    from stretto.domain import Group, UserId
     from stretto.http.tokens.authenticator import Verified
 
 
@@ -88,16 +88,19 @@ async def read_group(request: web.Request) -> web.Response:
     """`GET /v1/groups/{group_id}`: one group, for its members, or a service that reads any."""
     token = await authenticate(request, Scope.READ)
     read_query(request)
-    return json_response(_group_document(await _group_of(request, token)))
+    group_id, member = _readable(request, token)
+    reads = request.app[SERVICE].reads.groups
+    group = await reads.group_of_member(group_id, member, asker=token.owner)
+    if group is None:
+        raise NotFound
+    return json_response(_group_document(group))
 
 
 async def delete_group(request: web.Request) -> web.Response:
     """`DELETE /v1/groups/{group_id}`: delete a group for good, as one of its owners."""
     token = await authenticate(request, Scope.DELETE)
     read_query(request)
-    group_id = _uuid(request.match_info["group_id"])
-    if group_id is None:
-        raise NotFound
+    group_id = _group_id(request)
     await request.app[SERVICE].deleter.delete(group_id, token.owner)
     return web.Response(status=204)
 
@@ -131,10 +134,12 @@ async def list_members(request: web.Request) -> web.Response:
     after = query.get("cursor")
     if after is not None and _MEMBER_CURSOR.fullmatch(after) is None:
         raise RequestInvalid([_CURSOR_INVALID])
-    group = await _group_of(request, token)
+    group_id, member = _readable(request, token)
     members = await request.app[SERVICE].reads.groups.members_of_group(
-        token.owner, group.group_id, after, limit + 1
+        group_id, member, after, limit + 1, asker=token.owner
     )
+    if members is None:
+        raise NotFound
     page = members[:limit]
     return json_response(
         {
@@ -146,16 +151,18 @@ async def list_members(request: web.Request) -> web.Response:
     )
 
 
-async def _group_of(request: web.Request, token: Verified) -> Group:
-    """Return the group of the path, if the token lets it be read; raises `NotFound`."""
+def _readable(request: web.Request, token: Verified) -> tuple[UUID, UserId | None]:
+    """Return the path's group id, and who must be a member; None if the token may read any group."""
     member = None if Scope.READ_ANY in token.scopes else token.owner
+    return _group_id(request), member
+
+
+def _group_id(request: web.Request) -> UUID:
+    """Return the group id of the path; raises `NotFound`."""
     group_id = _uuid(request.match_info["group_id"])
-    if group_id is not None:
-        reads = request.app[SERVICE].reads.groups
-        group = await reads.group_of_member(group_id, member, asker=token.owner)
-        if group is not None:
-            return group
-    raise NotFound
+    if group_id is None:
+        raise NotFound
+    return group_id
 
 
 def _uuid(text: str) -> UUID | None:
