@@ -44,6 +44,10 @@ class Transient(StoreError):
     """Nothing was committed; the same write may succeed in a moment."""
 
 
+class Exhausted(Transient):
+    """The server has no disk space, memory or connection left, or takes no writes now."""
+
+
 class Locked(Transient):
     """Another transaction held a row or a table for longer than a statement waits."""
 

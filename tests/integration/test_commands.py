@@ -8,6 +8,7 @@ import re
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +51,11 @@ from stretto.nats.command_outcomes import REPLY_CHARACTERS_MAX
 from stretto.nats.commands import CommandConsumer, CommandSettings
 from stretto.nats.connection import NatsConnection
 from stretto.nats.deployment import MARK
+from stretto.nats.outage import Outage
 from stretto.nats.pull import Pull
 from stretto.observations import BusConnected, BusFailed, CommandHandled
 from stretto.postgres.check import check_database
+from stretto.postgres.readiness import rehearse_for_others
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
@@ -164,6 +167,10 @@ async def sender(server: NatsProcess) -> AsyncIterator[Sender]:
         yield one
 
 
+async def takes_all(_: str) -> None:
+    """Stand for the rehearsal of a database that takes the groups of all others."""
+
+
 @asynccontextmanager
 async def consuming(
     server: NatsProcess,
@@ -172,13 +179,17 @@ async def consuming(
     settings: CommandSettings = FAST,
     age: AttemptAge = AGE,
     tracing: Tracing | None = None,
+    *,
+    rehearse: Callable[[str], Awaitable[None]] = takes_all,
 ) -> AsyncIterator[tuple[Runner, CommandConsumer]]:
     """Run a consumer with a connection of its own, as one process has it."""
     observed = [] if observed is None else observed
     runner = Runner(observed.append)
     connection = NatsConnection(server.url, observed.append)
     consumer = CommandConsumer(
-        connection, OURS, creator, age, observed.append, settings, tracing=tracing
+        *(connection, OURS, creator, age, observed.append, settings),
+        outage=Outage(rehearse),
+        tracing=tracing,
     )
     async with runner.running(connection), runner.running(consumer):
         yield runner, consumer
@@ -951,6 +962,54 @@ async def test_commands_stay_in_the_stream_while_the_database_is_away(
     assert await groups(connection) == 200
 
 
+FULL = """
+CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'No space left on device' USING ERRCODE = 'disk_full'; END $$;
+CREATE TRIGGER full_disk BEFORE INSERT ON chat_group FOR EACH ROW WHEN (%s)
+EXECUTE FUNCTION full_disk()"""
+
+
+@pytest.mark.parametrize("is_of_all", [True, False])
+async def test_commands_stay_in_the_stream_while_the_disk_is_full(
+    server: NatsProcess,
+    component: Component,
+    connection: Connection,
+    is_of_all: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not where only one owner's groups meet that: then others are not kept waiting."""
+    monkeypatch.setattr(outage_module, "TRY_SECONDS", 0.05)
+    monkeypatch.setattr(outage_module, "REHEARSAL_SECONDS", 0.05)
+    await connection.execute(FULL % ("true" if is_of_all else "NEW.owner_id = 'alice'"))
+    rehearse = partial(rehearse_for_others, component.database, component.write_stores)
+    observed: list[Observation] = []
+    put_off = CommandHandled("put_off")
+    async with nats_client(server.url) as client:
+        bus = Sender(client)
+        await bus.jetstream.add_stream(
+            name=STREAM,
+            subjects=[SUBJECT],
+            metadata={MARK: OURS.database},
+            retention=RetentionPolicy.WORK_QUEUE,
+        )
+        async with consuming(server, component.creator, observed, rehearse=rehearse):
+            await bus.send(Idempotency_Key="first")
+            await until(lambda: put_off in observed)
+            for number in range(200):
+                await bus.send(Idempotency_Key=f"k{number}")
+            asked = asyncio.create_task(bus.ask(Stretto_Owner="bob"))
+            await until(lambda: observed.count(put_off) >= FAST.workers)
+            if is_of_all:
+                assert (await bus.jetstream.consumer_info(STREAM, CONSUMER)).num_pending >= 100
+            else:
+                assert b"group_id" in (await asked).data
+            await connection.execute("DROP FUNCTION full_disk CASCADE")
+            assert b"group_id" in (await asked).data
+            await bus.settled()
+    assert 0 == observed.count(CommandHandled("rejected"))
+    assert await groups(connection) == 202
+
+
 async def test_a_command_that_was_tried_often_in_an_outage_is_done_soon_after_it(
     server: NatsProcess, component: Component, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1250,7 +1309,10 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
         connection = NatsConnection(own, observed.append)
         runner.start(connection)
         runner.start(
-            CommandConsumer(connection, OURS, component.creator, AGE, observed.append, FAST)
+            CommandConsumer(
+                *(connection, OURS, component.creator, AGE, observed.append, FAST),
+                outage=Outage(takes_all),
+            )
         )
         watcher = Sender(await stack.enter_async_context(nats_client(own)))
         await watcher.ready()

@@ -13,6 +13,7 @@ import uuid
 import weakref
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,10 +34,12 @@ from stretto.events.subscriptions import Subscriber
 from stretto.nats import connection as connection_module
 from stretto.nats.commands import CommandConsumer, CommandSettings
 from stretto.nats.opening import Bus, Nats, make_nats
+from stretto.nats.outage import Outage
 from stretto.observations import ActorCrashed, ActorRestarted, AttemptStrayed, RowsSwept
 from stretto.postgres.connections import Database
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.readiness import rehearse_for_others
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.memory import GROWTH_BYTES_MIN, GarbageCollector, MemoryTrimmer
@@ -221,9 +224,13 @@ class Stage:
             actors.append(component.webhook)
         if url:
             bus, age = Bus(url, "stretto", OURS.database), component.age
-            nats = make_nats(bus, outside, age, self.seen.add)
+            rehearse = partial(
+                rehearse_for_others, self.component.database, self.component.write_stores
+            )
+            nats = make_nats(bus, outside, age, self.seen.add, rehearse=rehearse)
             commands = CommandConsumer(
-                nats.connection, OURS, outside, age, self.seen.add, SOON_AGAIN
+                *(nats.connection, OURS, outside, age, self.seen.add, SOON_AGAIN),
+                outage=Outage(rehearse),
             )
             self.nats = replace(nats, commands=commands)
             actors += [self.nats.connection, self.nats.commands]

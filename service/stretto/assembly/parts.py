@@ -37,7 +37,7 @@ from stretto.postgres.hook_errors import without_row_data
 from stretto.postgres.hosts_pool import PoolWatch
 from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
-from stretto.postgres.readiness import Readiness
+from stretto.postgres.readiness import Readiness, rehearse_for_others
 from stretto.postgres.retention import RetentionSweeper, sweep
 from stretto.postgres.stalls import StepTimes
 from stretto.postgres.tail import PostgresTail
@@ -49,7 +49,7 @@ from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from types import CodeType
 
     from stretto.assembly.settings import ComponentSettings
@@ -111,7 +111,8 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         authorization=_authorization(inputs, settings, reads, hooks),
     )
     age = AttemptAge(settings.first_sent_seconds_max)
-    nats = _nats(inputs, settings, creator, age)
+    rehearse = partial(rehearse_for_others, database, write_stores)
+    nats = _nats(inputs, settings, creator, age, rehearse)
     relay, webhook = _relay(inputs, settings, nats), _webhook(inputs)
     live = _live_readers(inputs, settings, relay)
     # The readers of the log, which a writer wakes.
@@ -267,12 +268,16 @@ def _webhook(inputs: Inputs) -> WebhookSender | None:
 
 
 def _nats(
-    inputs: Inputs, settings: ComponentSettings, creator: GroupCreator, age: AttemptAge
+    inputs: Inputs,
+    settings: ComponentSettings,
+    creator: GroupCreator,
+    age: AttemptAge,
+    rehearse: Callable[[str], Awaitable[None]],
 ) -> Nats | None:
     if not settings.nats_url:
         return None
     bus = Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats)
-    return make_nats(bus, creator, age, inputs.observe, inputs.tracing)
+    return make_nats(bus, creator, age, inputs.observe, inputs.tracing, rehearse=rehearse)
 
 
 def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> OutboxRelay | None:

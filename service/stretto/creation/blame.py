@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stretto.creation.breakers import OWNER_SECONDS_MAX
 from stretto.store_errors import (
+    Exhausted,
     HookCutOff,
     HookEnded,
     HookError,
@@ -31,6 +32,14 @@ class RowLocked(Locked):
 def is_away(error: StoreError) -> bool:
     """Whether the database cannot be reached: every other request would meet the same."""
     return isinstance(error, Unreachable) and not isinstance(error, Misconfigured)
+
+
+def is_of_server(error: StoreError) -> bool:
+    """Whether the server's state may be why: full, or without a right. Then no other write succeeds.
+
+    A trigger may raise the same for one owner alone.
+    """
+    return isinstance(error, Unreachable | Exhausted)
 
 
 def is_ended(error: StoreError) -> bool:

@@ -43,7 +43,6 @@ from stretto.nats.connection import (
     NatsConnection,
     end_tasks,
 )
-from stretto.nats.outage import Outage
 from stretto.nats.pull import Pull
 from stretto.observations import CommandHandled
 from stretto.runtime.actor import Actor, Pace, TryAgain
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from stretto.creation.creator import GroupCreator
     from stretto.creation.flight import Answer
     from stretto.nats.deployment import Deployment
+    from stretto.nats.outage import Outage
     from stretto.observations import Observer
     from stretto.telemetry.tracing import Tracing
 
@@ -96,6 +96,7 @@ class CommandConsumer(Actor):
         observe: Observer,
         settings: CommandSettings | None = None,
         *,
+        outage: Outage,
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__("commands")
@@ -104,10 +105,9 @@ class CommandConsumer(Actor):
         self._deployment = deployment
         self._creator = creator
         self._age = age
-        self._observe = observe
         self._settings = settings or CommandSettings()
-        self._tracing = tracing
-        self._put_off, self._outage = PutOff(), Outage()
+        self._observe, self._tracing = observe, tracing
+        self._put_off, self._outage = PutOff(), outage
         self._busy: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] = asyncio.Future()
         """Done once the actor is stopping and no command is under way."""
@@ -238,7 +238,7 @@ class CommandConsumer(Actor):
         message = command.message
         try:
             reply_to = reply_subject(message.headers or {}, self._deployment)
-            with self._outage.trial():
+            async with self._outage.trial(command.owner):
                 answer = await self._create(message)
         except StrettoError as error:
             return await self._refuse(link, window, command, error)

@@ -13,6 +13,8 @@ from stretto.runtime.runner import Runner
 from stretto.start_errors import BusError, ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from stretto.creation.age import AttemptAge
     from stretto.creation.creator import GroupCreator
     from stretto.nats.commands import CommandConsumer
@@ -50,6 +52,8 @@ def make_nats(
     age: AttemptAge,
     observe: Observer,
     tracing: Tracing | None = None,
+    *,
+    rehearse: Callable[[str], Awaitable[None]],
 ) -> Nats:
     """Return the parts to run; raises `ConfigurationError` where the client is not installed."""
     # nats-py is an extra: a service without a bus runs without it.
@@ -57,6 +61,7 @@ def make_nats(
     from stretto.nats.commands import CommandConsumer  # noqa: PLC0415
     from stretto.nats.connection import NatsConnection  # noqa: PLC0415
     from stretto.nats.deployment import Deployment  # noqa: PLC0415
+    from stretto.nats.outage import Outage  # noqa: PLC0415
     from stretto.nats.publisher import NatsBus  # noqa: PLC0415
 
     deployment = Deployment(bus.prefix, bus.origin, bus.settings.nats_replicas)
@@ -64,7 +69,11 @@ def make_nats(
     return Nats(
         connection,
         NatsBus(connection, deployment),
-        CommandConsumer(connection, deployment, creator, age, observe, tracing=tracing),
+        CommandConsumer(
+            *(connection, deployment, creator, age, observe),
+            outage=Outage(rehearse),
+            tracing=tracing,
+        ),
     )
 
 

@@ -1,40 +1,54 @@
-"""Outage: while the database is away, commands stay in their stream, and one at a time is tried.
+"""Outage: while the database is away or full, commands stay in their stream; one at a time is tried.
 
 Put off one by one, with pauses that grow, they would come again long after the database is back. They
 would also take the places that the consumer has, and their owners' shares. So no more are taken.
+
+What the server's state refuses, such as a full disk, may also be raised by a trigger for one owner alone:
+the others must not wait for that. So then a write of another owner is rehearsed, and decides. Nothing else
+would: in an outage the stream gives the first command again and again, perhaps that owner's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from stretto.creation.blame import is_away
+from stretto.creation.blame import is_away, is_of_server
 from stretto.errors import AttemptPending, DatabaseUnavailable, StrettoError
 from stretto.store_errors import OutcomeUnknown, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 # From one try to the next, in each process: a database that comes back is noticed after so long.
 TRY_SECONDS: Final = 0.5
+# Each rehearsal is a new connection and a few dead rows.
+REHEARSAL_SECONDS: Final = 1.0
 
 
 class Outage:
-    """Whether the database is away, as far as commands have met it."""
+    """Whether the database is away or full, as far as commands have met it.
 
-    def __init__(self) -> None:
+    `rehearse` writes a group of another owner than the one it gets, rolls it back, and raises a `StoreError`.
+    """
+
+    def __init__(self, rehearse: Callable[[str], Awaitable[None]]) -> None:
+        self._rehearse = rehearse
+        self._rehearsing = asyncio.Lock()
+        self._rehearsed_at = float("-inf")
+        self._refuses_all = False
+        """What the last rehearsal has shown."""
         self._over = asyncio.Event()
         self._over.set()
         self._turns = asyncio.Lock()
         self._tries = 0
-        """How many commands may be tried although the database is away."""
+        """How many commands may be tried in the outage."""
         self._successes = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether the database answers, as far as is known."""
+        """Whether the database answers and takes groups, as far as is known."""
         return self._over.is_set()
 
     async def turn(self) -> None:
@@ -48,9 +62,9 @@ class Outage:
         if not self.is_over:
             self._tries += 1
 
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Learn from the outcome of a command; raises `DatabaseUnavailable` where it has no turn."""
+    @asynccontextmanager
+    async def trial(self, owner: str) -> AsyncIterator[None]:
+        """Learn from the outcome of an owner's command; raises `DatabaseUnavailable` if it has no turn."""
         if not self.is_over:
             if not self._tries:
                 raise DatabaseUnavailable
@@ -59,18 +73,36 @@ class Outage:
         try:
             yield
         except StrettoError as error:
-            self._learn(error, others_succeed=self._successes > successes)
+            await self._learn(error, owner, lambda: self._successes > successes)
             raise
         self._successes += 1
         self._over.set()
 
-    def _learn(self, error: StrettoError, *, others_succeed: bool) -> None:
+    async def _learn(
+        self, error: StrettoError, owner: str, others_succeed: Callable[[], bool]
+    ) -> None:
         cause = error.__cause__
-        if isinstance(cause, StoreError) and is_away(cause):
-            # Where others succeed meanwhile, only some of the connections are away.
-            if not others_succeed:
+        is_down = False
+        if isinstance(cause, StoreError) and is_of_server(cause):
+            is_down = is_away(cause) or others_succeed() or await self._is_of_all(owner)
+        if is_down:
+            # Where others succeed meanwhile, only some of the connections are away, or one owner fails.
+            if not others_succeed():
                 self._over.clear()
                 self._tries = 0
         elif not isinstance(error, AttemptPending) and not isinstance(cause, OutcomeUnknown):
             # What was refused without the database shows nothing: then the next command finds out.
             self._over.set()
+
+    async def _is_of_all(self, owner: str) -> bool:
+        """Whether the database takes no groups of others either, as the last rehearsal has it."""
+        async with self._rehearsing:
+            clock_seconds = asyncio.get_running_loop().time
+            if clock_seconds() - self._rehearsed_at >= REHEARSAL_SECONDS:
+                self._refuses_all = False
+                try:
+                    await self._rehearse(owner)
+                except StoreError as error:
+                    self._refuses_all = is_of_server(error)
+                self._rehearsed_at = clock_seconds()
+        return self._refuses_all

@@ -14,6 +14,7 @@ import asyncpg
 
 from stretto.errors import Failure
 from stretto.store_errors import (
+    Exhausted,
     InDoubt,
     Locked,
     Misconfigured,
@@ -45,9 +46,11 @@ _UNKNOWN_CLASSES: Final = ("08", "40003", "57P", "58", "XX")
 _UNKNOWN_SEVERITIES: Final = ("FATAL", "PANIC")
 # The server goes on after this one. An error that the driver raises by itself has no severity.
 _ANSWERED: Final = "ERROR"
-# Rolled back for reasons that pass: deadlock, serialization, no resources, cancelled, a plan that a
-# schema change made stale.
-_TRANSIENT_CLASSES: Final = ("40", "53", "57014", "0A000")
+# Rolled back for reasons that pass: deadlock, serialization, cancelled, a plan that a schema change
+# made stale.
+_TRANSIENT_CLASSES: Final = ("40", "57014", "0A000")
+# Rolled back since the server has no resources left: disk, memory, connections.
+_EXHAUSTED_CLASS: Final = "53"
 # Rolled back because another transaction held what the statement needed: lock time-out.
 _LOCKED: Final = "55P03"
 # A demoted primary: another connection may reach the new one.
@@ -94,7 +97,9 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
         return InDoubt(cause) if is_answer else OutcomeUnknown(cause)
     if state == _LOCKED:
         return Locked(cause)
-    if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY_STATE:
+    if state.startswith(_EXHAUSTED_CLASS) or state == READ_ONLY_STATE:
+        return Exhausted(cause)
+    if state.startswith(_TRANSIENT_CLASSES):
         return Transient(cause)
     # What the driver cannot encode was not judged by the server.
     if is_answer and _is_refusal(error, state):
@@ -142,7 +147,7 @@ def is_of_one_statement(error: asyncpg.PostgresError) -> bool:
     Whatever the reason is: a trigger may raise any SQLSTATE. Not where its resources are exhausted, or
     where it takes no writes.
     """
-    of_all = (*_UNKNOWN_CLASSES, "53", READ_ONLY_STATE)
+    of_all = (*_UNKNOWN_CLASSES, _EXHAUSTED_CLASS, READ_ONLY_STATE)
     return error.severity_en == _ANSWERED and not sqlstate_of(error).startswith(of_all)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from stretto.nats.commands import CommandConsumer
 from stretto.nats.connection import Link, NatsConnection
+from stretto.nats.outage import Outage
 from support.nats_process import OURS
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ async def test_the_last_command_may_end_before_the_wait_for_it_begins() -> None:
     observed: list[Observation] = []
     nothing = cast("Any", None)
     connection = NatsConnection("nats://127.0.0.1:1", observed.append)
-    consumer = CommandConsumer(connection, OURS, nothing, nothing, observed.append)
+    consumer = CommandConsumer(
+        connection, OURS, nothing, nothing, observed.append, outage=Outage(nothing)
+    )
     is_handled = asyncio.Event()
     worker = asyncio.create_task(consumer._to_its_end(cast("Any", is_handled.wait())))
     await asyncio.sleep(0)

@@ -18,6 +18,6 @@ async def test_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(opening, "find_spec", lambda _: None)
     nothing = cast("Any", None)
     with pytest.raises(ConfigurationError, match=r"install stretto\[nats\]"):
-        make_nats(BUS, nothing, nothing, nothing)
+        make_nats(BUS, nothing, nothing, nothing, rehearse=nothing)
     with pytest.raises(ConfigurationError, match=r"install stretto\[nats\]"):
         await describe_streams(BUS)

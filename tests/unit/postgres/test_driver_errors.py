@@ -17,6 +17,7 @@ from stretto.postgres.driver_errors import (
     upkeep_error,
 )
 from stretto.store_errors import (
+    Exhausted,
     InDoubt,
     Locked,
     Misconfigured,
@@ -45,9 +46,10 @@ def server_error(state: str) -> asyncpg.PostgresError:
 @pytest.mark.parametrize(
     ("expected", "states"),
     [
-        (Transient, ["40001", "40P01", "53100", "53200", "53300", "57014", "0A000"]),
+        (Transient, ["40001", "40P01", "57014", "0A000"]),
+        (Exhausted, ["53100", "53200", "53300"]),
         (Locked, ["55P03"]),
-        (Transient, ["25006"]),
+        (Exhausted, ["25006"]),
         (Refused, ["22001", "23503", "23505", "23514", "44000", "P0001"]),
         # PgBouncer calls a dead server 08P01, with the connection to itself alive.
         (
@@ -70,7 +72,7 @@ def test_a_state_says_what_became_of_the_write(
     [
         (Locked, server_error("55P03")),
         (Transient, server_error("40P01")),
-        (Transient, server_error("53100")),
+        (Exhausted, server_error("53100")),
         (Misconfigured, server_error("42501")),
         # The server is none that takes writes, goes down, or says nothing.
         (Unreachable, server_error("25006")),
