@@ -31,6 +31,8 @@ from stretto.nats.deployment import (
     Deployment,
     ForeignStream,
     SubjectsMissing,
+    SubjectsTaken,
+    Unacknowledging,
     _takes,
     adopt,
     provide_stream,
@@ -268,6 +270,47 @@ async def test_a_stream_without_one_of_our_subjects_is_refused_with_advice(
     _, shown, _ = await stretto("bus", DATABASE_URL=database_url, NATS_URL=server.url)
     assert "ours, replicas: 1, without stretto.recipients.>" in shown
     await jetstream.update_stream(replace(config, subjects=deployment.event_subjects))
+    async with open_component(database_url, settings=settings):
+        pass
+
+
+@pytest.mark.parametrize("name", OURS.streams)
+async def test_a_stream_that_acknowledges_nothing_is_refused_with_advice(
+    server: NatsProcess, client: Client, database_url: str, name: str
+) -> None:
+    """Events would be published again and again, and the relay never move on."""
+    deployment = await deployment_of(database_url)
+    jetstream = client.jetstream()
+    subjects = deployment.streams[name]
+    config = StreamConfig(name=name, subjects=subjects, no_ack=True)
+    await jetstream.add_stream(config)
+    settings = ComponentSettings(nats_url=server.url)
+    bus = partial(stretto, "bus", DATABASE_URL=database_url, NATS_URL=server.url)
+    _, shown, _ = await bus("--adopt")
+    assert f"adopted: {name}" in shown
+    assert "ours, replicas: 1, acknowledges nothing (no_ack)" in shown
+    with pytest.raises(Unacknowledging, match=f"the stream {name} .* set its no_ack to false"):
+        async with open_component(database_url, settings=settings):
+            pass
+    adopted = (await jetstream.stream_info(name)).config
+    await jetstream.update_stream(replace(adopted, no_ack=False))
+    async with open_component(database_url, settings=settings):
+        pass
+
+
+async def test_a_foreign_stream_that_takes_our_subjects_is_named(
+    server: NatsProcess, client: Client, database_url: str
+) -> None:
+    """None of ours can be made beside it."""
+    jetstream = client.jetstream()
+    await jetstream.add_stream(name="theirs", subjects=["stretto.>"])
+    settings = ComponentSettings(nats_url=server.url)
+    with pytest.raises(SubjectsTaken, match="stretto_events cannot be made: another one takes"):
+        async with open_component(database_url, settings=settings):
+            pass
+    _, shown, _ = await stretto("bus", DATABASE_URL=database_url, NATS_URL=server.url)
+    assert 3 == shown.count("cannot be made, as the stream theirs takes such subjects")
+    await jetstream.delete_stream("theirs")
     async with open_component(database_url, settings=settings):
         pass
 

@@ -23,8 +23,6 @@ from stretto.start_errors import ConfigurationError
 from stretto.targets.settings import BUS_PREFIX_PATTERN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nats.js.api import StreamConfig, StreamInfo
 
     from stretto.nats.connection import Link
@@ -33,6 +31,8 @@ if TYPE_CHECKING:
 MARK: Final = "stretto-database"
 # JetStream's error code if a stream of this name exists with another configuration.
 _NAME_IN_USE: Final = 10058
+# ... if another stream takes one of its subjects.
+_SUBJECTS_TAKEN: Final = 10065
 # ... if there are fewer servers than replicas: in the cluster, or because there is none.
 _TOO_FEW_SERVERS: Final = (10005, 10074)
 
@@ -47,6 +47,14 @@ class ForeignStream(UnfitStream):
 
 class SubjectsMissing(UnfitStream):
     """It does not take all that we publish: what it lacks would be tried for ever."""
+
+
+class SubjectsTaken(UnfitStream):
+    """It cannot be made: another stream takes some of its subjects."""
+
+
+class Unacknowledging(UnfitStream):
+    """It acknowledges nothing: what we publish would be sent again for ever."""
 
 
 class TooFewServers(Error):
@@ -148,6 +156,8 @@ async def provide_stream(link: Link, deployment: Deployment, config: StreamConfi
             # configurations.
             info = await answered(lambda: link.jetstream.add_stream(ours))
         except APIError as error:
+            if error.err_code == _SUBJECTS_TAKEN:
+                raise _taken(config) from error
             if error.err_code != _NAME_IN_USE:
                 raise _in_words(error, deployment) from error
             # Another deployment, or another version of this one, was first.
@@ -199,21 +209,6 @@ async def resize(link: Link, deployment: Deployment) -> list[str]:
     return resized
 
 
-def describe(deployment: Deployment, infos: Mapping[str, StreamInfo]) -> list[str]:
-    """Return a line for each stream: its name, its subjects, whose it is, how many keep it."""
-    lines = []
-    for name, subjects in deployment.streams.items():
-        state = "not made yet"
-        if info := infos.get(name):
-            state = f"{_whose(_mark(info), deployment)}, replicas: {info.config.num_replicas}"
-            if missing := _missing(info, deployment):
-                state = f"{state}, without {', '.join(missing)}"
-            if info.config.num_replicas != deployment.replicas:
-                state = f"{state} (STRETTO_NATS_REPLICAS is {deployment.replicas})"
-        lines.append(f"{name} ({', '.join(subjects)}): {state}")
-    return lines
-
-
 async def _info(link: Link, name: str) -> StreamInfo | None:
     try:
         return await answered(lambda: link.jetstream.stream_info(name))
@@ -234,13 +229,23 @@ def _mark(info: StreamInfo) -> str | None:
     return (info.config.metadata or {}).get(MARK)
 
 
-def _whose(mark: str | None, deployment: Deployment) -> str:
+def _taken(config: StreamConfig) -> SubjectsTaken:
+    return SubjectsTaken(
+        f"the stream {config.name} cannot be made: another one takes some of"
+        f" {', '.join(config.subjects or [])}; stretto bus names it. Delete that one, or set"
+        " STRETTO_NATS_PREFIX to a name whose subjects no stream takes"
+    )
+
+
+def whose(info: StreamInfo, deployment: Deployment) -> str:
+    """Return in words to which database a stream belongs."""
+    mark = _mark(info)
     if mark is None:
         return "does not say whose it is"
     return "ours" if mark == deployment.database else f"belongs to the database {mark}"
 
 
-def _missing(info: StreamInfo, deployment: Deployment) -> list[str]:
+def missing_subjects(info: StreamInfo, deployment: Deployment) -> list[str]:
     """Return those of a stream's subjects that it does not take."""
     taken = info.config.subjects or []
     wanted = deployment.streams[info.config.name or ""]
@@ -259,9 +264,15 @@ def _takes(pattern: str, subject: str) -> bool:
 
 
 def _require_fit(info: StreamInfo, deployment: Deployment) -> None:
-    """Raise `ForeignStream` or `SubjectsMissing`."""
+    """Raise `ForeignStream`, `Unacknowledging` or `SubjectsMissing`."""
     _require_mark(info, deployment)
-    if missing := _missing(info, deployment):
+    if info.config.no_ack:
+        message = (
+            f"the stream {info.config.name} acknowledges nothing, so that what we publish would be"
+            " sent again for ever: set its no_ack to false (nats stream edit --ack)"
+        )
+        raise Unacknowledging(message)
+    if missing := missing_subjects(info, deployment):
         message = (
             f"the stream {info.config.name} does not take {', '.join(missing)}, which we publish: add"
             " that to its subjects (nats stream edit --subjects)"
@@ -270,11 +281,10 @@ def _require_fit(info: StreamInfo, deployment: Deployment) -> None:
 
 
 def _require_mark(info: StreamInfo, deployment: Deployment) -> None:
-    mark = _mark(info)
-    if mark == deployment.database:
+    if _mark(info) == deployment.database:
         return
     message = (
-        f"the stream {info.config.name} {_whose(mark, deployment)} (ours is {deployment.database}):"
+        f"the stream {info.config.name} {whose(info, deployment)} (ours is {deployment.database}):"
         " set STRETTO_NATS_PREFIX to a name that no other deployment has. If the stream is ours, after"
         " a restore, an upgrade of PostgreSQL, or because you made it, stop all instances and run"
         " stretto bus --adopt"

@@ -93,10 +93,10 @@ async def describe_streams(
         Deployment,
         TooFewServers,
         adopt,
-        describe,
         found_streams,
         resize,
     )
+    from stretto.nats.report import describe, takers  # noqa: PLC0415
 
     if not bus.url:
         raise ConfigurationError("STRETTO_NATS_URL is not set")
@@ -114,6 +114,7 @@ async def describe_streams(
                 if is_resizing:
                     lines.append(f"resized: {', '.join(await resize(link, deployment)) or 'none'}")
                 infos = await found_streams(link, deployment)
+                taken = await takers(link, deployment, infos)
         except TooFewServers as error:
             raise ConfigurationError(str(error)) from error
         except ServiceUnavailableError as error:
@@ -130,7 +131,7 @@ async def describe_streams(
                 " is STRETTO_NATS_URL right?"
             )
             raise BusError(message) from error
-    return [*lines, f"our database: {bus.origin}", *describe(deployment, infos)]
+    return [*lines, f"our database: {bus.origin}", *describe(deployment, infos, taken)]
 
 
 def _require_client() -> None:
