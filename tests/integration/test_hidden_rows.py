@@ -12,11 +12,13 @@ import pytest_asyncio
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
+from stretto.creation.deletion import Deletion
 from stretto.domain import NewGroup, UserId
 from stretto.errors import DatabaseUnavailable
 from stretto.events.place import History, Place
 from stretto.observations import Observation, UpkeepFailed
 from stretto.postgres.connections import Database
+from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
@@ -25,7 +27,7 @@ from stretto.postgres.pooler import split_pooler
 from stretto.postgres.readiness import Readiness
 from stretto.postgres.tail import PostgresTail
 from stretto.postgres.writes import PostgresWriteStore
-from stretto.store_errors import Unreachable
+from stretto.store_errors import Misconfigured, Unreachable
 from support.api_client import SECRET
 from support.both_stores import write
 from support.command_process import stretto
@@ -372,3 +374,47 @@ async def test_a_pool_whose_init_sets_a_role_that_does_not_see_all_rows_gives_an
     async with hosts_pool(database_url, init=init) as pool, Database(pool=pool) as database:
         with pytest.raises(Unreachable, match=rf"\(SET ROLE\), and .* the role {role} in outbox:"):
             await database.inspect()
+
+
+@pytest.mark.parametrize("is_hosts_pool", [False, True], ids=["own", "pool"])
+async def test_a_creation_that_meets_hidden_rows_is_not_refused_for_good(
+    is_hosts_pool: bool, role_url: str, connection: Connection
+) -> None:
+    """Policies let its rows in, and then hide them from our own trigger: the key creates its group later."""
+    async with (
+        database_of(role_url, is_hosts_pool=is_hosts_pool) as database,
+        AsyncExitStack() as stack,
+    ):
+        store = PostgresWriteStore(database, lambda: None)
+        stack.push_async_callback(store.close)
+        await store.open()
+        await connection.execute("CREATE POLICY new ON conversation FOR INSERT WITH CHECK (true)")
+        await hide(connection, "conversation")
+        ours = write("k")
+        with pytest.raises(Misconfigured, match="conversation_member_has_conversation"):
+            await store.claim_and_lead([ours])
+        await hide(connection, "conversation", verb="DISABLE")
+        assert {ours.claim_token} == await store.lead([ours])
+
+
+@pytest.mark.parametrize("policy", ["false", "true"], ids=["none", "some"])
+@pytest.mark.parametrize("table", ["chat_group", "conversation_member"])
+async def test_a_deletion_from_which_rows_are_hidden_is_an_error(
+    table: str, policy: str, role: str, role_url: str, connection: Connection
+) -> None:
+    """The owner's group would look as if it did not exist; the twin is without the policies."""
+    async with open_component(role_url, settings=SETTINGS) as component:
+        group = (await component.create("k", team("k"))).group.group_id
+    async with Database(role_url) as database:
+        store = PostgresDeletionStore(database)
+
+        async def delete() -> bool | None:
+            async with store.deleting() as delete:
+                return await delete(Deletion(group, ALICE, None), is_hasty=False)
+
+        await connection.execute(f"CREATE POLICY own ON {table} USING ({policy})")
+        await hide(connection, table)
+        with pytest.raises(Unreachable, match=f"to the role {role} in {table}:"):
+            await delete()
+        await hide(connection, table, verb="DISABLE")
+        assert await delete()

@@ -15,8 +15,8 @@ from uuid import UUID
 import asyncpg
 
 from stretto.kinds import require_kind
-from stretto.postgres.driver_connection import is_lost
-from stretto.postgres.hosts_pool import Changed
+from stretto.postgres.driver_connection import is_lost, terminate
+from stretto.postgres.hosts_pool import CHANGED_MAX, Changed
 from stretto.postgres.lanes import Lane
 from stretto.postgres.log import origin
 from stretto.postgres.migrate import PRIVILEGES, ROUTINES
@@ -166,29 +166,18 @@ async def require_database(database: Database, *, is_hosts_pool: bool) -> str:
 
 async def _require_right_pool(database: Database) -> None:
     try:
-        async with database.connection(Lane.PROBE) as connection:
-            if connection.is_in_transaction():
-                message = "the pool's setup leaves a transaction open: have it commit what it does"
-                raise ConfigurationError(message)
-            # First: the other checks read their answers through these codecs.
-            await _require_codecs(connection)
-            violation = await session_violation(connection)
-            if violation is not None:
-                raise ConfigurationError(violation)
-            pool = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES], ROUTINES)
-            assert pool is not None
-            if not pool["is_led"] and pool["schemas"]:
-                message = (
-                    f"the pool's search_path ({pool['search_path']}) does not lead to all of"
-                    f" stretto's tables, which are in the schema {pool['schemas']}: open the pool with"
-                    f' server_settings={{"search_path": "{pool["schemas"]}"}}'
-                )
-                raise ConfigurationError(message)
-            # Where the server, the database or the role says so, an operator may end that: it is waited for.
-            if pool["is_read_only"]:
-                raise ConfigurationError(_READ_ONLY)
-            # PgBouncer reports a process id that is not the server's.
-            database.is_shared = pool["backend"] != connection.get_server_pid()
+        for others_left in reversed(range(CHANGED_MAX)):
+            async with database.connection(Lane.PROBE) as connection:
+                # What a handler of the host's has left may lead to another deployment, which would become
+                # ours. A role that the next ones have too is of the pool's `init`.
+                if others_left and await connection.fetchrow(QUERIES["left_role"]) is not None:
+                    terminate(connection)
+                    continue
+                session = await _checked_session(connection)
+                database.home = session["schema"]
+                # PgBouncer reports a process id that is not the server's.
+                database.is_shared = session["backend"] != connection.get_server_pid()
+                break
         await _require_reset(database)
     except Changed as error:
         raise ConfigurationError(str(error)) from error
@@ -198,6 +187,31 @@ async def _require_right_pool(database: Database) -> None:
             message = f"the pool cannot be used: {error.__cause__}; open it before stretto starts"
             raise ConfigurationError(message) from error
         raise
+
+
+async def _checked_session(connection: Connection) -> asyncpg.Record:
+    """Return what is read of a session of the pool; raises `ConfigurationError` where it does not suit."""
+    if connection.is_in_transaction():
+        message = "the pool's setup leaves a transaction open: have it commit what it does"
+        raise ConfigurationError(message)
+    # First: the other checks read their answers through these codecs.
+    await _require_codecs(connection)
+    violation = await session_violation(connection)
+    if violation is not None:
+        raise ConfigurationError(violation)
+    session = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES], ROUTINES)
+    assert session is not None
+    if not session["is_led"] and session["schemas"]:
+        message = (
+            f"the pool's search_path ({session['search_path']}) does not lead to all of"
+            f" stretto's tables, which are in the schema {session['schemas']}: open the pool with"
+            f' server_settings={{"search_path": "{session["schemas"]}"}}'
+        )
+        raise ConfigurationError(message)
+    # Where the server, the database or the role says so, an operator may end that: it is waited for.
+    if session["is_read_only"]:
+        raise ConfigurationError(_READ_ONLY)
+    return session
 
 
 async def _require_reset(database: Database) -> None:

@@ -52,6 +52,7 @@ class PostgresAttemptStore:
                 [group_id for group_id, _ in wanted],
                 [lease_seconds for _, lease_seconds in wanted],
                 self._now(),
+                self._database.home,
             )
         return [_sighting(group_id, row) for (group_id, _), row in zip(wanted, rows, strict=True)]
 

@@ -8,7 +8,7 @@
 -- over. After a restart rows can be seen that a synchronous standby still lacks, and a primary that was
 -- replaced by its standby lacks rows. Where there is such a standby, an outcome, or that there is none, is
 -- reported only after the standby has it: reading it writes a message to the log, whose commit waits for the
--- standby.
+-- standby. It fails where the session leads to another schema than $4, as a claim does (writes.sql).
 SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
        attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
        greatest(now - attempt.claimed_at, attempt.claimed_at - now)
@@ -23,7 +23,12 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
                  AND current_setting('synchronous_standby_names') <> ''
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM unnest($1::uuid[], $2::float8[]) WITH ORDINALITY AS wanted (group_id, lease_seconds, number)
-CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS clock
+CROSS JOIN (
+    SELECT CASE WHEN $4::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($4 || '.attempt')
+                THEN coalesce($3::timestamptz, clock_timestamp())
+                ELSE current_setting('the session leads to tables of another schema')::timestamptz
+           END AS now
+) AS clock
 LEFT JOIN LATERAL (SELECT * FROM attempt WHERE group_id = wanted.group_id LIMIT 1) AS attempt
     ON true
 LEFT JOIN LATERAL (

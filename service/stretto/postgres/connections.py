@@ -1,10 +1,9 @@
 """Where connections come from: the configured database, or a pool that a host hands in.
 
-A writer keeps a connection of its own. Everything else shares a few, in lanes: each kind of work
-has its own connections, so that none delays another. The server's time-outs bound each statement;
-where the server does not answer at all, the connection is terminated, and its caller gets an error.
-Actors wait for a connection without a time-out, which would count the lag of our own event loop:
-few of them share a lane, and each needs one connection at a time.
+A writer keeps a connection of its own. Everything else shares a few, in lanes, so that no kind of
+work delays another. The server's time-outs bound each statement; where it does not answer at all, the
+connection is terminated, and its caller gets an error. Actors wait for a connection without a time-out,
+which would count the lag of our own event loop: few share a lane, and each needs one at a time.
 """
 
 from __future__ import annotations
@@ -74,6 +73,8 @@ class Database:
         self.is_pooled = self._connector.is_pooled
         self.is_shared = self.is_pooled
         """Whether others use sessions between our transactions; found out for a host's pool."""
+        self.home = None if pool is not None else schema
+        """The schema whose tables we were opened with, which each session must lead to; likewise."""
         self._schema = schema
         self._host_pool = pool
         self._cut_seconds = cut_seconds
@@ -114,7 +115,7 @@ class Database:
         self._require_open()
         if self._host_pool is None:
             return await self._connector.connect(may_take_long=may_take_long, sees_all=sees_all)
-        return await acquire(self._host_pool, CONNECT_SECONDS, sees_all=sees_all)
+        return await acquire(self._host_pool, CONNECT_SECONDS, self.home, sees_all=sees_all)
 
     async def release(self, connection: Connection) -> None:
         """Release an acquired connection, dead or alive; raises nothing.
@@ -275,14 +276,13 @@ class Database:
         return await require_rights(connection, self._schema if self._host_pool is None else None)
 
     async def _make_pool(self, lane: Lane, connections_max: int) -> Pool:
-        pool: Pool = asyncpg.create_pool(
+        return await asyncpg.create_pool(
             min_size=0,
             max_size=connections_max,
             connect=partial(self._connect_for_lane, lane),
             reset=self._connector.restore if lane in WRITING else keep_session,
             connection_class=asyncpg.Connection,
         )
-        return await pool
 
     async def _connect_for_lane(
         self, lane: Lane, *_: Any, **__: Any

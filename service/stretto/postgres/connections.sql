@@ -12,19 +12,27 @@ SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
 
 -- name: ping_pool
 -- Ask whether the search_path of a host's pool leads to our tables $1 and routines $2, all in one
--- schema, and which schemas have them; and whether the pool itself has its sessions begin transactions
--- that only read. What is missing is not reported here: the schema's version is checked later.
+-- schema, and which one, and which schemas have them; and whether the pool itself has its sessions begin
+-- transactions that only read. What is missing is not reported here: the schema's version is checked later.
 SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_member')
         FROM (SELECT name, relnamespace FROM unnest($1::text[]) AS name
               JOIN pg_class ON pg_class.oid = to_regclass(name)
               UNION SELECT name, pronamespace FROM unnest($2::text[]) AS name
               JOIN pg_proc ON pg_proc.oid = to_regproc(name)) AS found (name, namespace)) AS is_led,
+       (SELECT relnamespace::regnamespace::text FROM pg_class
+        WHERE oid = to_regclass('conversation_member')) AS schema,
        current_setting('search_path') AS search_path,
        (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
         WHERE tablename = 'conversation_member') AS schemas,
        (SELECT setting::boolean AND source = 'client' FROM pg_settings
         WHERE name = 'default_transaction_read_only') AS is_read_only,
        pg_backend_pid() AS backend;
+
+-- name: left_role
+-- Return a row where the session has another role than the one that has connected; of nothing, which no
+-- codec of the host's reads.
+SELECT NULL
+WHERE current_user <> (SELECT usesysid::regrole::name FROM pg_stat_get_activity(pg_backend_pid()));
 
 -- name: leave_setting
 -- Set a setting that has no other use to $1 for the session; return which process of the server has it.

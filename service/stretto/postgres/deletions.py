@@ -15,6 +15,7 @@ from stretto.postgres.driver_connection import sure_commits, terminate
 from stretto.postgres.driver_errors import in_words, is_misfit, is_of_one_statement
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import require_all_rows
 from stretto.postgres.sessions import is_changed
 from stretto.postgres.write_columns import milliseconds
 from stretto.store_errors import ReadCancelled
@@ -47,7 +48,7 @@ class PostgresDeletionStore:
         """Yield what deletes, on one connection."""
         await self._database.standby.require_reached()
         async with self._database.connection(Lane.DELETIONS) as connection:
-            session = _Session(connection)
+            session = _Session(connection, self._database.home)
             try:
                 yield session.delete
             finally:
@@ -61,6 +62,8 @@ class _Session:
     """Deletes on one connection."""
 
     connection: Connection
+    home: str | None
+    """The schema that it leads to."""
     is_suspect: bool = False
     """Whether a deletion has missed something for what others' code has left here."""
 
@@ -68,7 +71,8 @@ class _Session:
         """Delete a group in a commit of its own; return what the statement does.
 
         Raises `ReadCancelled` where the server refuses this deletion, and goes on: for a lock, a rule,
-        its time, or whatever an owner's trigger raises.
+        its time, or whatever an owner's trigger raises. Raises `Unreachable`, and deletes nothing, where
+        row-level security may hide rows.
         """
         seconds = HASTY_SECONDS if is_hasty else READ_SECONDS
         try:
@@ -77,15 +81,19 @@ class _Session:
                     await self.connection.execute(
                         QUERIES["bound_statements"], milliseconds(seconds)
                     )
-                    is_deleted: bool | None = await self.connection.fetchval(
+                    row = await self.connection.fetchrow(
                         QUERIES["delete_group_of_owner"],
                         *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
                         milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
+                        self.home,
                     )
+                    assert row is not None
+                    require_all_rows(row)
         except asyncpg.PostgresError as error:
             if is_misfit(error) and not self.is_suspect:
                 self.is_suspect = await is_changed(self.connection, error)
             if is_of_one_statement(error):
                 raise ReadCancelled(in_words(error)) from error
             raise
+        is_deleted: bool | None = row["is_deleted"]
         return is_deleted

@@ -15,7 +15,7 @@ import asyncpg
 from stretto.kinds import name_of
 from stretto.postgres.driver_connection import is_lost, is_recoded, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_of_one_statement
-from stretto.postgres.migrate import PRIVILEGES
+from stretto.postgres.migrate import PRIVILEGES, ROUTINES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import hidden_rows, require_all_rows
 from stretto.runtime.actor import Actor, Pace
@@ -42,16 +42,20 @@ class Changed(Unreachable):
     """The host has changed what its pool's connections read."""
 
 
-async def acquire(pool: Pool, seconds: float, *, sees_all: bool = False) -> Connection:
+async def acquire(
+    pool: Pool, seconds: float, schema: str | None = None, *, sees_all: bool = False
+) -> Connection:
     """Return a connection to be released; raises `Unreachable`: nothing has been sent.
 
-    With `sees_all`, its statements fail from which row-level security would hide rows.
+    It leads to the tables in `schema`, if that is given. With `sees_all`, its statements fail from
+    which row-level security would hide rows.
 
     The host's code runs in a task of its own (`runtime/cancelling.py`).
     """
     since = cancellations()
+    look = partial(_violation, schema=schema, sees_all=sees_all)
     acquiring = asyncio.create_task(
-        _acquired(pool, seconds, sees_all=sees_all), name="connection of a host's pool"
+        _acquired(pool, seconds, look), name="connection of a host's pool"
     )
     try:
         limit = seconds + SESSION_SECONDS + STUCK_SECONDS
@@ -93,7 +97,9 @@ def _result_of(acquiring: asyncio.Task[Connection], pool: Pool) -> Connection:
     raise Unreachable(message)
 
 
-async def _acquired(pool: Pool, seconds: float, *, sees_all: bool) -> Connection:
+async def _acquired(
+    pool: Pool, seconds: float, look: Callable[[Connection], Awaitable[str | None]]
+) -> Connection:
     """Return a connection that reads all of our tables, with the driver's own codecs for their types.
 
     One that a handler of the host's has changed is replaced by the pool.
@@ -107,7 +113,7 @@ async def _acquired(pool: Pool, seconds: float, *, sees_all: bool) -> Connection
             return connection
         try:
             with watchdog(connection, SESSION_SECONDS):
-                violation = await _violation(connection, sees_all=sees_all)
+                violation = await look(connection)
         except Unreachable:
             await pool.release(connection, timeout=seconds)  # type: ignore[arg-type]
             raise
@@ -122,7 +128,7 @@ async def _acquired(pool: Pool, seconds: float, *, sees_all: bool) -> Connection
     raise Changed(f"the host's pool gives connections with {violation}")
 
 
-async def _violation(connection: Connection, *, sees_all: bool) -> str | None:
+async def _violation(connection: Connection, *, schema: str | None, sees_all: bool) -> str | None:
     """Return what is wrong with the session; raises `Unreachable` where another one has it too."""
     if is_recoded(connection):
         return (
@@ -131,7 +137,9 @@ async def _violation(connection: Connection, *, sees_all: bool) -> str | None:
         )
     process = connection.get_server_pid() if sees_all else None
     try:
-        session = await connection.fetchrow(QUERIES["look_at_session"], [*PRIVILEGES], process)
+        session = await connection.fetchrow(
+            QUERIES["look_at_session"], [*PRIVILEGES], process, ROUTINES, schema
+        )
     except asyncpg.PostgresError as error:
         if not is_of_one_statement(error):
             raise
@@ -142,6 +150,12 @@ async def _violation(connection: Connection, *, sees_all: bool) -> str | None:
         return (
             f"temporary relations in the place of our tables ({session['hidden']}): give them other"
             " names, or end the pool's search_path with pg_temp"
+        )
+    if session["elsewhere"] is not None:
+        return (
+            f"a session that leads to tables in {session['elsewhere']}, and stretto was started with those"
+            f" in {schema}: have its role, {session['role']}, find {schema} first (its search_path, and its"
+            " right USAGE on that schema), or start stretto anew if it is to serve the others"
         )
     if session["is_other_role"]:
         return f"a role that was set in them (SET ROLE), and {hidden_rows(session)}"

@@ -41,13 +41,16 @@ async def rehearse(database: Database, owner: UserId | None) -> None:
             transaction = connection.transaction()
             await transaction.start()
             try:
-                await connection.fetchval(QUERIES["claim"], *attempt_columns([write]), patience)
+                await connection.fetchval(
+                    QUERIES["claim"], *attempt_columns([write]), patience, None
+                )
                 await connection.fetchval(
                     QUERIES["lead"],
                     [write.group_id],
                     [write.claim_token],
                     *group_columns([write]),
                     patience,
+                    None,
                 )
             finally:
                 await transaction.rollback()

@@ -16,12 +16,7 @@ from stretto.postgres.driver_connection import (
     terminate,
     watchdog,
 )
-from stretto.postgres.driver_errors import (
-    DRIVER_ERRORS,
-    READ_ONLY_STATE,
-    in_words,
-    store_error,
-)
+from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.hook_patience import HookPatience
 from stretto.postgres.queries import QUERIES
@@ -131,13 +126,15 @@ class PostgresWriteStore:
                 *claim_columns(writes),
                 *group_columns(writes),
                 milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
+                self._database.home,
             )
         return self._noted(writes, set(led or ()))
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
         async with self._writing() as connection, self._stalls.ended("claim", connection, writes):
-            won = await connection.fetchval(QUERIES["claim"], *claim_columns(writes))
+            columns = (*claim_columns(writes), self._database.home)
+            won = await connection.fetchval(QUERIES["claim"], *columns)
         return set(won or ())
 
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
@@ -223,7 +220,7 @@ class PostgresWriteStore:
         async with self._stalls.ended("lead", connection, writes, is_hasty=is_hasty):
             columns = (*lead_ids(writes), *group_columns(writes), milliseconds(lock_seconds))
             lead = QUERIES["lead"] if self.writes_at_once else QUERIES["lead_before_hook"]
-            led = await connection.fetchval(lead, *columns)
+            led = await connection.fetchval(lead, *columns, self._database.home)
         return set(led or ())
 
     async def _connect(self) -> Connection:

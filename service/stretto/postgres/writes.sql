@@ -1,21 +1,41 @@
 -- A writer's statements: claim, lead, fail. What claims and leads are the routines of schema.sql.
+--
+-- A claim and a lead fail where the session leads to another schema than their last argument, whose tables may be
+-- another deployment's: a writer keeps its session for days, and behind a pooler each transaction may have
+-- another one. The error, of a setting that does not exist, is no refusal of a row.
 
 -- name: claim_and_lead
 -- Claim a batch and lead what was won, in two commits and one round trip; return the tokens that
 -- led. Only outside a transaction.
-CALL claim_and_lead_4($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
+CALL claim_and_lead_4(
+    $1, $2, $3, $4,
+    CASE WHEN $16::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($16 || '.attempt') THEN $5
+         ELSE current_setting('the session leads to tables of another schema') END,
+    $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
 
 -- name: claim
 -- Claim alone; return the tokens that won.
-SELECT claim_attempts_1($1, $2, $3, $4, $5) AS won;
+SELECT claim_attempts_1(
+    $1, $2, $3, $4,
+    CASE WHEN $6::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($6 || '.attempt') THEN $5
+         ELSE current_setting('the session leads to tables of another schema') END
+) AS won;
 
 -- name: lead
 -- Lead alone, in a transaction of its own; return the tokens that led.
-SELECT lead_groups_at_once_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS led;
+SELECT lead_groups_at_once_1(
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11,
+    CASE WHEN $13::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt') THEN $12
+         ELSE current_setting('the session leads to tables of another schema') END
+) AS led;
 
 -- name: lead_before_hook
 -- Lead alone, in a transaction that goes on with a host's hook; return the tokens that led.
-SELECT lead_groups_4($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS led;
+SELECT lead_groups_4(
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11,
+    CASE WHEN $13::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt') THEN $12
+         ELSE current_setting('the session leads to tables of another schema') END
+) AS led;
 
 -- name: unlocked
 -- Return those of the tokens $2 whose attempts $1 a lead could settle now. The rows of the others

@@ -143,6 +143,17 @@ def test_a_constraint_without_a_name_is_the_operators(state: str) -> None:
     assert expected == str(error)
 
 
+def test_a_check_of_ours_that_policies_make_fail_is_the_operators() -> None:
+    """No request's rows do; the twin is a constraint of any other name."""
+    fields = {"S": "ERROR", "V": "ERROR", "C": "23503", "M": "…"}
+    for name, expected in (
+        ("conversation_member_has_conversation", Misconfigured),
+        ("another", Refused),
+    ):
+        error = asyncpg.PostgresError.new(fields | {"n": name})
+        assert expected is type(store_error(error, connection_lives=True))
+
+
 def test_what_the_driver_cannot_send_is_not_refused() -> None:
     """No server has seen it: a codec or an encoding of the host's pool is wrong."""
     error = store_error(asyncpg.DataError("invalid input"), connection_lives=True)
