@@ -24,7 +24,8 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM unnest($1::uuid[], $2::float8[]) WITH ORDINALITY AS wanted (group_id, lease_seconds, number)
 CROSS JOIN (
-    SELECT CASE WHEN $4::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($4 || '.attempt')
+    SELECT CASE WHEN $4::text IS NULL
+                     OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($4 || '.attempt')
                 THEN coalesce($3::timestamptz, clock_timestamp())
                 ELSE current_setting('the session leads to tables of another schema')::timestamptz
            END AS now

@@ -9,7 +9,9 @@
 -- led. Only outside a transaction.
 CALL claim_and_lead_4(
     $1, $2, $3, $4,
-    CASE WHEN $16::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($16 || '.attempt') THEN $5
+    CASE WHEN $16::text IS NULL
+              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($16 || '.attempt')
+         THEN $5
          ELSE current_setting('the session leads to tables of another schema') END,
     $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
 
@@ -17,7 +19,9 @@ CALL claim_and_lead_4(
 -- Claim alone; return the tokens that won.
 SELECT claim_attempts_1(
     $1, $2, $3, $4,
-    CASE WHEN $6::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($6 || '.attempt') THEN $5
+    CASE WHEN $6::text IS NULL
+              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($6 || '.attempt')
+         THEN $5
          ELSE current_setting('the session leads to tables of another schema') END
 ) AS won;
 
@@ -25,7 +29,9 @@ SELECT claim_attempts_1(
 -- Lead alone, in a transaction of its own; return the tokens that led.
 SELECT lead_groups_at_once_1(
     $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11,
-    CASE WHEN $13::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt') THEN $12
+    CASE WHEN $13::text IS NULL
+              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt')
+         THEN $12
          ELSE current_setting('the session leads to tables of another schema') END
 ) AS led;
 
@@ -33,7 +39,9 @@ SELECT lead_groups_at_once_1(
 -- Lead alone, in a transaction that goes on with a host's hook; return the tokens that led.
 SELECT lead_groups_4(
     $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11,
-    CASE WHEN $13::text IS NULL OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt') THEN $12
+    CASE WHEN $13::text IS NULL
+              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt')
+         THEN $12
          ELSE current_setting('the session leads to tables of another schema') END
 ) AS led;
 
