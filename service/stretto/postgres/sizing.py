@@ -1,7 +1,6 @@
 """How large a deployment becomes: rows, bytes and WAL, from rates and `schema.sql`.
 
-Pure arithmetic on PostgreSQL's page layout. test_sizing.py fills a database by the real writer and
-holds rows, bytes and WAL against it.
+Pure arithmetic on PostgreSQL's pages; test_sizing.py holds it against what the real writer fills.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _NOT_HOT, _DEAD_SHARE_MAX = 0.14, 0.55
 # entry each in every index: the pages of the unique one have split once for them, the others hold the
 # old one beside the new. Those by owner hold more: a row that becomes due behind others is marked.
 _DELIVERY_KEPT_FREE: Final = PAGE_BYTES * 3 // 10
-_TRIED_FILL, _TRIED_ENTRIES = 0.66, 2
-_OWNED_ENTRIES, _MARKED_ENTRIES = 3, 1.5
+_TRIED_FILL, _TRIED_ENTRIES, _OWNED_ENTRIES, _MARKED_ENTRIES = 0.66, 2, 3, 1.5
 
 # Free space map, visibility map, and the empty index of the TOAST table: of a table in use, and of an
 # empty partition. An index's first page.
