@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -20,6 +21,7 @@ from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database
 from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.lanes import Lane
+from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.migrate import grant, migrate
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.store_errors import Misconfigured, ReadCancelled, Unreachable
@@ -283,7 +285,7 @@ async def behind_pgbouncer(
 
 
 @pytest.mark.parametrize("is_hosts_pool", [False, True], ids=["own", "pool"])
-async def test_behind_pgbouncer_no_write_and_no_look_is_led_elsewhere(
+async def test_behind_pgbouncer_neither_writes_nor_what_requests_and_the_bus_read_are_led_elsewhere(
     is_hosts_pool: bool, server_url: str, connection: Connection
 ) -> None:
     """Each transaction may have another session, so the statements themselves find out."""
@@ -297,6 +299,8 @@ async def test_behind_pgbouncer_no_write_and_no_look_is_led_elsewhere(
         store = PostgresWriteStore(database, lambda: None)
         stack.push_async_callback(store.close)
         looks = PostgresAttemptStore(database)
+        log = PostgresLogStore(partial(database.connection, Lane.HISTORY), database.home)
+        place = (await log.page(await log.present(), 1)).place
         await store.open()
         await looks.look(ours.group_id, 1.0, ALICE)
         await connection.execute(f"ALTER DATABASE {name} SET search_path = public")
@@ -305,6 +309,9 @@ async def test_behind_pgbouncer_no_write_and_no_look_is_led_elsewhere(
             await store.claim_and_lead([ours])
         with pytest.raises(Unreachable, match="leads to tables"):
             await looks.look(ours.group_id, 1.0, ALICE)
+        for read in (log.page, log.deletions):
+            with pytest.raises(Unreachable, match="leads to tables"):
+                await read(place, 10)
         with pytest.raises((ReadCancelled, Unreachable), match="leads to tables"):
             async with PostgresDeletionStore(database).deleting() as delete:
                 await delete(Deletion(ours.group_id, ALICE, None), is_hasty=False)

@@ -159,7 +159,7 @@ def _noting(observe: Observer, trail: TrailRecorder) -> Observer:
 
 
 def _deletion_watch(database: Database, creator: GroupCreator) -> DeletionWatch:
-    log = PostgresLogStore(database.upkeep_with_writes)
+    log = PostgresLogStore(database.upkeep_with_writes, database.home)
     return DeletionWatch(log, creator.forget_group, creator.forget, creator.confirm)
 
 
@@ -196,7 +196,7 @@ def _live_readers(
     others = [relay.wake] if relay else []
     tail = LogTail(store, hub, observe, is_unheard=database.is_shared, others=others)
     asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max, lambda ask: ask.user)
-    history_log = PostgresLogStore(partial(database.connection, Lane.HISTORY))
+    history_log = PostgresLogStore(partial(database.connection, Lane.HISTORY), database.home)
     return _LiveReaders(
         hub,
         asks,
@@ -204,7 +204,11 @@ def _live_readers(
         tail,
         Announcer(store.announce),
         Subscriptions(
-            PostgresLogStore(database.upkeep), tail, inputs.runner, observe, _without_our_frames
+            PostgresLogStore(database.upkeep, database.home),
+            tail,
+            inputs.runner,
+            observe,
+            _without_our_frames,
         ),
     )
 

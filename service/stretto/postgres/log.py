@@ -40,10 +40,14 @@ _ORIGIN_CHARACTERS: Final = 8
 
 
 class PostgresLogStore:
-    """Reads of the log over any connection; each raises `Unreachable` if `acquire` does."""
+    """Reads of the log over any connection; each raises `Unreachable` if `acquire` does.
 
-    def __init__(self, acquire: Acquire) -> None:
+    A page is one of the schema `home`, if that is given, wherever the session leads.
+    """
+
+    def __init__(self, acquire: Acquire, home: str | None = None) -> None:
         self._acquire = acquire
+        self._home = home
 
     async def present(self) -> Place:
         """Return the place that covers every event that is visible now."""
@@ -93,6 +97,7 @@ class PostgresLogStore:
                 users,
                 MEMBER_IDS_MAX,
                 *_parts(begin),
+                self._home,
             )
         require_all_rows(first)
         present = _present(orjson.loads(first["present"]))
@@ -124,7 +129,7 @@ class PostgresLogStore:
         if begin is not None:
             place = (begin.history.number, begin.xmax, _positions(begin.running), limit)
         async with self._acquire() as connection:
-            row = await connection.fetchrow(QUERIES["deleted_groups"], *place)
+            row = await connection.fetchrow(QUERIES["deleted_groups"], *place, self._home)
             assert row is not None
             require_all_rows(row)
             present = _present(orjson.loads(row["present"]))

@@ -27,7 +27,7 @@ class PostgresTail(PostgresLogStore):
     """
 
     def __init__(self, database: Database, token: UUID) -> None:
-        super().__init__(self._read_connection)
+        super().__init__(self._read_connection, database.home)
         self._database = database
         self._token = str(token)
         self._connection: Connection | None = None
