@@ -6,6 +6,8 @@ from typing import Final
 
 # How a process ends that cannot reach its database, or NATS. Another start may.
 EXIT_UNREACHED: Final = 3
+# And one whose settings, schema or rights do not fit.
+EXIT_UNFIT: Final = 2
 
 
 class ConfigurationError(Exception):

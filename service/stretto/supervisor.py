@@ -4,7 +4,7 @@ A worker that dies, or that an operator ends, is replaced, after a pause that gr
 young. One that is frozen, such as by SIGSTOP or a call that blocks its loop, is killed first: it
 would keep its share of the port. One that the system cannot start is tried again like one that has
 died young. Where all workers keep dying young, another start would not help: the supervisor ends
-with an error. But once one has served, they are started until they reach their database again.
+with an error. But once one has served, they are started until the database serves them again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stretto.reports import FROZEN_SECONDS, WorkersMetrics, frozen
 from stretto.runtime.backoff import Backoff
-from stretto.start_errors import EXIT_UNREACHED, WorkersError
+from stretto.start_errors import EXIT_UNFIT, EXIT_UNREACHED, WorkersError
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class Supervisor:
             failed_starts = failed_starts + 1 if is_young else 0
             self._has_served |= not is_young
             del self._started_at[number]
-            is_outage = self._has_served and exit_code == EXIT_UNREACHED
+            # Their settings are still those with which one has served: it is the database.
+            is_outage = self._has_served and exit_code in (EXIT_UNREACHED, EXIT_UNFIT)
             is_over = failed_starts >= FAILED_STARTS_MAX and not is_outage
             if is_over and all(map(self._is_young, self._started_at)):
                 message = (

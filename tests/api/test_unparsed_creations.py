@@ -214,6 +214,18 @@ async def test_a_request_that_says_when_it_was_first_sent_needs_no_task(
     assert [(201, "created"), (201, "replayed")] == statuses
 
 
+async def test_a_creation_that_is_not_parsed_shows_whose_connection_it_is(world: World) -> None:
+    """Where connections are scarce, a stranger's is closed first, until one has had its turn."""
+    (client,) = await world.flying(NEW)
+    (connection,) = (each for each in world.made if each._in_flight)
+    assert connection.user is not None
+    world.writers.settle(Led())
+    assert 201 == (await client.answer())[0]
+    client.send(b"GET /v1/groups HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert 401 == (await client.answer())[0]
+    assert not connection.waits_for_turn
+
+
 async def test_another_body_does_not_share_the_flight(world: World) -> None:
     """It waits in a task for the outcome, which decides whose key it is."""
     first, other = await world.flying(NEW, OTHER)

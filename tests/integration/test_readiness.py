@@ -16,6 +16,7 @@ from stretto.postgres.driver_connection import terminate
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.lanes import Lane
 from stretto.postgres.migrate import grant
+from stretto.postgres.pooler import split_pooler
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.store_errors import Misconfigured, Unreachable
@@ -187,6 +188,27 @@ async def test_what_the_server_refuses_to_readers_makes_no_writer_unready(
             await store.close()
             with pytest.raises(Unreachable, match="not currently accepting connections"):
                 await readiness.check()
+
+
+async def test_behind_pgbouncer_its_limit_of_clients_makes_no_writer_unready(
+    server_url: str, connection: Connection
+) -> None:
+    """It has the code of a way to the server that is lost, and is another one's as well."""
+    with running_pgbouncer(server_url, "max_client_conn = 3") as folder:
+        await give_settings(server_url)
+        await connection.close()
+        url = url_through(folder, server_url)
+        async with Database(url) as database:
+            store = PostgresWriteStore(database, lambda: None)
+            readiness = Readiness(database, [store])
+            await store.open()
+            await readiness.check()
+            neighbour = await asyncpg.connect(split_pooler(url)[0])
+            await fail_to_read(database, Lane.GROUPS)
+            await readiness.check()
+            await store.claim([])
+            await neighbour.close()
+            await store.close()
 
 
 async def test_a_server_that_refuses_its_first_connections_makes_unready(

@@ -42,12 +42,12 @@ class HostsBus:
         """Publish the events, together or each alone; return the reasons of those that were refused.
 
         Raises what the bus raises, if no event goes through: `TypeError` for an answer that breaks the
-        contract, and `RuntimeError` for `SystemExit`, `KeyboardInterrupt` and a cancellation of its own.
-        Whether any event was published is then unknown.
+        contract, and `RuntimeError` for what is no `Exception`, such as a cancellation of its own. Whether
+        any event was published is then unknown.
         """
         try:
             return await self._publish(events)
-        except (BusUnavailable, TimeoutError):
+        except BusUnavailable:
             raise
         except Exception:
             if len(events) == 1:
@@ -62,7 +62,7 @@ class HostsBus:
             for event in events:
                 try:
                     reasons |= await self._publish([event])
-                except (BusUnavailable, TimeoutError):
+                except BusUnavailable:
                     raise
                 except Exception as error:  # noqa: BLE001 reported, or raised where all fail
                     bugs.append(error)
@@ -88,6 +88,11 @@ class HostsBus:
             if is_cancelled(since):
                 raise
             message = "publish was cancelled by something that it waited for"
+            raise RuntimeError(message) from error
+        except Exception:
+            raise
+        except BaseException as error:
+            message = f"publish raised {name_of(error)}"
             raise RuntimeError(message) from error
         event_ids = {event.event_id for event in events}
         if isinstance(reasons, Mapping):

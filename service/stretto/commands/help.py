@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stretto.config import FILE_SUFFIX, PREFIX, SETTINGS
 from stretto.setting import allowed
-from stretto.start_errors import EXIT_UNREACHED
+from stretto.start_errors import EXIT_UNFIT, EXIT_UNREACHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EXIT_DONE: Final = 0
 EXIT_NOT_FOUND: Final = 1
 EXIT_VIOLATION: Final = 1
-EXIT_USAGE: Final = 2
+EXIT_USAGE: Final = EXIT_UNFIT
 EXIT_DATABASE: Final = EXIT_UNREACHED
 EXIT_EMBEDDED: Final = 4
 EXIT_PORT: Final = 5

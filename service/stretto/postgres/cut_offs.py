@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from stretto.store_errors import Unreachable
 
 # A password or a role, no connection left, a database that takes none, no right to connect. Not what a
-# pooler reports of its own way to the server (08).
+# pooler reports of its own way to the server (08), for which PgBouncer has the same code as for its limit.
 _REFUSED_CLASSES: Final = ("28", "53", "55", "42501")
+_POOLER_IS_FULL: Final = "max_client_conn"
 
 
 class CutOffs:
@@ -35,9 +36,9 @@ class CutOffs:
     def note(self, lane: Lane, error: Unreachable) -> None:
         """Note that the lane could not open a connection."""
         cause = error.__cause__
-        self._are_refused[lane] = isinstance(cause, asyncpg.PostgresError) and sqlstate_of(
-            cause
-        ).startswith(_REFUSED_CLASSES)
+        self._are_refused[lane] = isinstance(cause, asyncpg.PostgresError) and (
+            sqlstate_of(cause).startswith(_REFUSED_CLASSES) or _POOLER_IS_FULL in str(cause)
+        )
 
     def discard(self, lane: Lane) -> None:
         """Note that it has opened one."""

@@ -62,9 +62,12 @@ _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 # encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
-# Checks of ours that no request's rows fail: a lead writes the conversation of its members itself, and only
-# policies hide it from the trigger that looks for it.
-_OPERATORS_CONSTRAINTS: Final = ("conversation_member_has_conversation",)
+# Rules of ours that no request's rows break, unless policies hide rows from a lead, or a trigger adds some:
+# it writes the conversation of its members itself, and no group that is there.
+_OPERATORS_CONSTRAINTS: Final = (
+    *("chat_group_pkey", "conversation_pkey", "conversation_member_pkey"),
+    "conversation_member_has_conversation",
+)
 # The driver's prepared statement is gone.
 _LOST_STATEMENT: Final = "26"
 # A statement does not fit what it finds: the schema, our rights, or a session without its prepared

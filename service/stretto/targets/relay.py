@@ -244,7 +244,11 @@ class OutboxRelay(Actor):
                 # It may have been too much for the link to the bus.
                 self._publish_bytes = max(1, self._publish_bytes // 2)
             if isinstance(error, TimeoutError):
-                raise BusUnavailable("no answer within the lease") from error
+                raise BusUnavailable("no answer in time") from error
+            raise
+        except Exception:
+            # It was not too much for the link. Beside others an event shows whether it is to blame.
+            self._publish_bytes = self._settings.publish_bytes_max
             raise
         self._publish_bytes = min(self._settings.publish_bytes_max, self._publish_bytes * 2)
         for event_id, span in spans.items():

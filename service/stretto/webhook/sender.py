@@ -138,8 +138,6 @@ class WebhookSender(Actor):
         has_waiting = await self.lag.look()
         await self._settle()
         taken = await self._take()
-        if taken:
-            self._tried_at = self._clock_seconds()
         for delivery in taken:
             task = asyncio.create_task(self._send(delivery), name="stretto webhook")
             self._under_way[task] = delivery
@@ -234,7 +232,11 @@ class WebhookSender(Actor):
         dead = await self._store.settle(sent, others)
         for task, _, verdict in done:
             del self._under_way[task]
-            self._unreached = self._unreached + 1 if isinstance(verdict, Unreached) else 0
+            is_unreached = isinstance(verdict, Unreached)
+            self._unreached = self._unreached + 1 if is_unreached else 0
+            if is_unreached:
+                # Not when it began: it took as long as another process needs to find the event due.
+                self._tried_at = self._clock_seconds()
             self._observe(WebhookTried(type(verdict).__name__.lower()))
         self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
         self._note_health([verdict for *_, verdict in done])

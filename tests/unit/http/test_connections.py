@@ -14,7 +14,9 @@ from aiohttp import web
 from stretto.domain import UserId
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.runner import SEARCH_AGAIN_SECONDS, ContractRunner, ContractServer
+from stretto.http.front.writing import STRANGER_SECONDS
 from stretto.http.settings import ConnectionLimits
+from stretto.runtime.turns import Turns
 from support.raw_client import PING
 from support.waiting import until
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 CONNECTIONS_MAX = 10
+READ = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 EXPECTANT = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
 
 
@@ -45,6 +48,11 @@ class Crowd:
         if first:
             client.data_received(first)
         return client
+
+
+async def wait_for_ever(*_: object) -> None:
+    """Have no turn."""
+    await asyncio.Event().wait()
 
 
 async def no_answer(_: web.Request) -> web.StreamResponse:
@@ -118,19 +126,52 @@ async def test_a_search_that_makes_room_is_followed_by_the_next(
     assert [True] * CONNECTIONS_MAX + [False] * CONNECTIONS_MAX == left
 
 
-async def test_idle_connections_of_strangers_make_room_before_all_others() -> None:
+@pytest.mark.parametrize("does", ["is silent", "is idle", "waits for its turn"])
+async def test_connections_of_strangers_make_room_before_all_others(
+    does: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clients without a known token that ask again and again are never idle for as long as a user is."""
     async with crowd() as clients:
         user = clients.connect(PING)
         await until(lambda: user.is_idle)
         user.user = UserId("alice")
+        user.connected_at -= STRANGER_SECONDS
         for _ in range(CONNECTIONS_MAX - 2):
             # They may be users, whose requests are on their way.
             clients.connect()
-        stranger = clients.connect(PING)
-        await until(lambda: stranger.is_idle)
+        with monkeypatch.context() as patches:
+            if does == "waits for its turn":
+                # As where many do.
+                patches.setattr(Turns, "take", wait_for_ever)
+            stranger = clients.connect(b"" if does == "is silent" else READ)
+            await until(lambda: stranger.is_idle or stranger.waits_for_turn)
+        stranger.connected_at -= STRANGER_SECONDS
         clients.connect()
         assert [stranger] == [client for client in clients.made if client.transport is None]
+
+
+async def test_requests_that_have_just_come_may_wait_for_their_turn() -> None:
+    """They may be users', who are new. The twin of the above: only the user's connection is idle."""
+    async with crowd() as clients:
+        user = clients.connect(PING)
+        await until(lambda: user.is_idle)
+        user.user = UserId("alice")
+        for _ in range(CONNECTIONS_MAX - 1):
+            clients.connect(READ).waits_for_turn = True
+        clients.connect()
+        assert [user] == [client for client in clients.made if client.transport is None]
+
+
+async def test_the_oldest_connections_of_strangers_make_room() -> None:
+    """A user who is new has come after those that keep them."""
+    async with crowd() as clients:
+        strangers = [clients.connect() for _ in range(CONNECTIONS_MAX)]
+        await until(lambda: all(stranger.is_idle for stranger in strangers))
+        for number, stranger in enumerate(strangers):
+            # The last one has connected first.
+            stranger.connected_at -= STRANGER_SECONDS + number
+        clients.connect()
+        assert [strangers[-1]] == [client for client in clients.made if client.transport is None]
 
 
 @pytest.mark.parametrize("why", ["it arrives", "it waits unparsed", "it is idle"])

@@ -148,6 +148,9 @@ def test_a_check_of_ours_that_policies_make_fail_is_the_operators() -> None:
     fields = {"S": "ERROR", "V": "ERROR", "C": "23503", "M": "…"}
     for name, expected in (
         ("conversation_member_has_conversation", Misconfigured),
+        ("chat_group_pkey", Misconfigured),
+        ("conversation_pkey", Misconfigured),
+        ("conversation_member_pkey", Misconfigured),
         ("another", Refused),
     ):
         error = asyncpg.PostgresError.new(fields | {"n": name})

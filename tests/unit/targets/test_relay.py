@@ -409,6 +409,21 @@ async def test_a_bus_that_comes_back_is_reported() -> None:
     assert not [each for each in world.observed if isinstance(each, TargetFailed)]
 
 
+async def test_a_bug_of_a_bus_ends_the_small_parts_of_a_slow_link() -> None:
+    """Alone in its part, an event does not show whether it is to blame."""
+    world = World()
+    world.store.events = [ONE, TWO]
+    world.bus.error = BusUnavailable()
+    for _ in range(40):
+        with pytest.raises(BusUnavailable):
+            await world.relay.run_once()
+    assert 1 == world.relay._publish_bytes
+    world.bus.error = ValueError("a bug")
+    with pytest.raises(ValueError, match="a bug"):
+        await world.relay.run_once()
+    assert NO_POLL.publish_bytes_max == world.relay._publish_bytes
+
+
 async def test_a_bug_that_refused_events_meet_again_refuses_them_once_more() -> None:
     """It would end every turn; what comes behind them in the log would never be published."""
     world = World()

@@ -322,12 +322,12 @@ async def test_an_endpoint_that_cannot_be_reached_is_tried_with_one_event_at_a_t
     # It waits for this one's outcome, and then for its time.
     now += POLL_SECONDS
     assert 1 == await answer(0, refused)
-    assert 1 == await answer(1, refused)
+    # Others need time to find the event due, however long its connection took.
     assert 0 == await answer(1, refused)
     now += POLL_SECONDS
     assert 1 == await answer(0, refused)
     assert UNDER_WAY_MAX == await answer(1, Answered(204))
-    assert {True: 1, False: 2 * UNREACHED_MAX + UNDER_WAY_MAX} == Counter(
+    assert {True: 1, False: 2 * UNREACHED_MAX + UNDER_WAY_MAX - 1} == Counter(
         put.is_try for put in store.others
     )
     await abandon(sender)

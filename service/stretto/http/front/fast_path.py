@@ -163,6 +163,7 @@ class FastPathConnection(BoundedQueue):
         self._began = began
         if token is not None:
             self._was_refused = False
+            self.user = token.owner
             if _CREATE in token.scopes and self._begin_unparsed(
                 service, token, creation, may_start=has_room
             ):

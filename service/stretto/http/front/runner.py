@@ -110,7 +110,9 @@ class ContractRunner(web.AppRunner):
             elif request.rel_url.raw_path in HEALTH_CHECKS:
                 await turns_of_checks.take(client)
             else:
+                client.waits_for_turn = True
                 await turns_of_others.take(client)
+                client.waits_for_turn = False
             if request.method == _UNREADABLE.method:
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
@@ -182,20 +184,24 @@ class ContractServer(LimitedServer):
             self._make_room(handler)
 
     def _make_room(self, newcomer: ClientConnection) -> None:
-        """Close idle connections of strangers, then those that we have waited for longest.
+        """Close connections of strangers, the oldest first, then those that we have waited for longest.
 
-        By age alone, those of users would go first: who asks again and again is never idle for long.
-        If there is none to close, the new one is closed.
+        By that alone, those of users would go first: who asks again and again, or has always one more
+        request behind the last, is never idle for long. A stranger's goes also while its request waits
+        for a turn. If there is none to close, the new one is closed.
         """
         if self._loop.time() < self._search_at:
             # The last search has found none, and logged that.
             self._close([newcomer])
             return
-        waiting = [
-            (not (handler.is_of_stranger and handler.is_idle), since, number, handler)
-            for number, handler in enumerate(cast("Iterable[ClientConnection]", self._connections))
-            if handler is not newcomer and (since := handler.waiting_since) is not None
-        ]
+        waiting: list[tuple[bool, float, int, ClientConnection]] = []
+        for number, handler in enumerate(cast("Iterable[ClientConnection]", self._connections)):
+            if handler is newcomer:
+                continue
+            if handler.is_of_stranger and (handler.is_idle or handler.waits_for_turn):
+                waiting.append((False, handler.connected_at, number, handler))
+            elif (since := handler.waiting_since) is not None:
+                waiting.append((True, since, number, handler))
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
         closing = [handler for *_, handler in heapq.nsmallest(count, waiting)]
         if not closing:

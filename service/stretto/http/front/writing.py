@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DROPPED_BYTES_MAX: Final = 16 * 1024 * 1024
 # Some round trips, in which a client sees the end of the last answer and closes.
 LINGER_SECONDS: Final = 2.0
+# A client that has just connected may be a user, whose request is on its way or waits for its turn.
+STRANGER_SECONDS: Final = 1.0
 
 
 class BoundedWriting(RequestHandler):
@@ -40,7 +42,9 @@ class BoundedWriting(RequestHandler):
         "_unread",
         "_write_seconds",
         "_write_timer",
+        "connected_at",
         "user",
+        "waits_for_turn",
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -58,12 +62,16 @@ class BoundedWriting(RequestHandler):
         self._answer_bytes = 0
         """Of the answer that is being written, if it is in memory as a whole."""
         self.user: UserId | None = None
-        """Of the last request that the routes have taken, if its token is known."""
+        """Of the last request that was taken, if its token is known."""
+        self.waits_for_turn = False
+        """Whether a request without a known token waits until its work begins."""
+        self.connected_at = self._loop.time()
 
     @property
     def is_of_stranger(self) -> bool:
-        """Whether the last request had no token that is known; no request says nothing of a client."""
-        return self.user is None and self._request_count > 0
+        """Whether the last request had no token that is known, or none has come for a second."""
+        is_new = self._loop.time() < self.connected_at + STRANGER_SECONDS
+        return self.user is None and not is_new
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new client; asyncio calls `pause_writing` once it does not take everything."""
