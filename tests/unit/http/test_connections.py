@@ -150,14 +150,15 @@ async def test_connections_of_strangers_make_room_before_all_others(
         assert [stranger] == [client for client in clients.made if client.transport is None]
 
 
-async def test_requests_that_have_just_come_may_wait_for_their_turn() -> None:
-    """They may be users', who are new. The twin of the above: only the user's connection is idle."""
+async def test_a_connection_that_has_just_been_made_is_no_strangers() -> None:
+    """Many come in one turn of the loop: each would close those before it, and not what is idle."""
     async with crowd() as clients:
         user = clients.connect(PING)
         await until(lambda: user.is_idle)
         user.user = UserId("alice")
         for _ in range(CONNECTIONS_MAX - 1):
-            clients.connect(READ).waits_for_turn = True
+            clients.connect()
+        await until(lambda: all(client.is_idle for client in clients.made))
         clients.connect()
         assert [user] == [client for client in clients.made if client.transport is None]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DROPPED_BYTES_MAX: Final = 16 * 1024 * 1024
 # Some round trips, in which a client sees the end of the last answer and closes.
 LINGER_SECONDS: Final = 2.0
-# A client that has just connected may be a user, whose request is on its way or waits for its turn.
+# A client that has just connected may be a user, whose request is on its way.
 STRANGER_SECONDS: Final = 1.0
 
 
@@ -69,9 +69,9 @@ class BoundedWriting(RequestHandler):
 
     @property
     def is_of_stranger(self) -> bool:
-        """Whether the last request had no token that is known, or none has come for a second."""
-        is_new = self._loop.time() < self.connected_at + STRANGER_SECONDS
-        return self.user is None and not is_new
+        """Whether the last request had no token that is known, or no request has come for a second."""
+        is_late = self._loop.time() >= self.connected_at + STRANGER_SECONDS
+        return self.user is None and (self._request_count > 0 or is_late)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new client; asyncio calls `pause_writing` once it does not take everything."""
