@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from stretto.identifiers import plain
-from stretto.kinds import name_of
 from stretto.observations import ActorCrashed
 from stretto.runtime.cancelling import cancellations, in_own_task, is_cancelled
 from stretto.runtime.exits import ExitAsError
-from stretto.targets.bus import BusUnavailable
+from stretto.targets.bus import BusUnavailable, raised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +65,7 @@ class HostsBus:
                     raise
                 except Exception as error:  # noqa: BLE001 reported, or raised where all fail
                     bugs.append(error)
-                    reasons[event.event_id] = f"publish raised {name_of(error)}"
+                    reasons[event.event_id] = raised(error)
             if len(bugs) == len(events):
                 raise bugs[-1]
             if bugs:
@@ -92,8 +91,7 @@ class HostsBus:
         except Exception:
             raise
         except BaseException as error:
-            message = f"publish raised {name_of(error)}"
-            raise RuntimeError(message) from error
+            raise RuntimeError(raised(error)) from error
         event_ids = {event.event_id for event in events}
         if isinstance(reasons, Mapping):
             refused = dict(reasons)

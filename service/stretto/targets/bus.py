@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stretto.events.log import LogStore
+from stretto.kinds import name_of
 from stretto.targets.delivery import DeliveryStore
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 # Of an event's envelope: on the bus and to the webhook's endpoint.
 CONTENT_TYPE: Final = "application/cloudevents+json"
+
+
+def raised(error: BaseException) -> str:
+    """Return the reason of an event for which a bus has raised this; its text may hold what is secret."""
+    return f"publish raised {name_of(error)}"
 
 
 class BusUnavailable(Exception):

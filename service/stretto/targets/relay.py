@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from stretto.events.place import PositionLost
-from stretto.kinds import name_of
 from stretto.observations import (
     ActorCrashed,
     EventDeadLettered,
@@ -33,7 +32,7 @@ from stretto.observations import (
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import StoreError
-from stretto.targets.bus import BusUnavailable
+from stretto.targets.bus import BusUnavailable, raised
 from stretto.targets.delivery import PutOff
 from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
@@ -270,7 +269,7 @@ class OutboxRelay(Actor):
             raise
         except Exception as error:  # noqa: BLE001 reported
             self._observe(ActorCrashed(self.name, error))
-            reason = f"publish raised {name_of(error)}"
+            reason = raised(error)
             return {event.event_id: reason for event in events}
 
     def _spans_of(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, Trace]:
