@@ -4,7 +4,7 @@ const NAMESPACE_URL = "6ba7b811-9dad-11d1-80b4-00c04fd430c8"; // RFC 9562, 6.6
 const ADVICE = ["same-key", "new-key", "never"];
 // "Later", also from a proxy.
 const PASSING = [408, 409, 425, 429];
-// The service answers within 10 s; a large body may arrive at 64 kbit/s.
+// The service answers in 10 s; a large body may arrive at 64 kbit/s.
 const TRY_MS = 15_000;
 const CHARACTERS_PER_MS = 8;
 const BACKOFF_MS = [500, 30_000];
@@ -97,7 +97,7 @@ export class Stretto {
 
   async #request(path, options, isRefused, owner) {
     const token = await this.#token(isRefused);
-    // With another user's token the key would make another group.
+    // Another user's token would make another group.
     if (owner && owner !== (subjectOf(token) ?? owner)) {
       throw new StrettoError("other_owner", "The token is of another user.", "same-key");
     }
@@ -169,9 +169,10 @@ class Intention {
       const wasRefused = isRefused;
       isRefused = error.status === 401;
       if (isRefused && !wasRefused) continue;
-      if (error.code === "first_sent_out_of_range" && !skew) {
+      if (error.code === "first_sent_out_of_range") {
+        const told = skew;
         skew = Date.parse(response.headers.get("Date")) - Date.now();
-        if (Math.abs(skew) > SKEW_MS_MIN) continue;
+        if (Math.abs(skew - told) > SKEW_MS_MIN) continue;
       }
       if (isEnd(error)) {
         // Another token may be allowed it.

@@ -85,7 +85,11 @@ async def test_a_group_is_there_for_its_members_alone(api: Api) -> None:
     for missing in (path, path + "/members"):
         assert (await api.get(missing, user="mallory")).status == 404
     assert (await api.get(f"/v1/groups/{NOBODYS}")).status == 404
-    assert (await api.get("/v1/groups/no-uuid")).status == 404
+    assert (await api.get(path.upper().replace("/V1/GROUPS", "/v1/groups"))).status == 200
+    full_width = group["group_id"].translate({ord("0") + n: 0xFF10 + n for n in range(10)})
+    hexadecimal = group["group_id"].replace("-", "")
+    for odd in ("no-uuid", f"urn:uuid:{group['group_id']}", full_width, hexadecimal):
+        assert (await api.get(f"/v1/groups/{odd}")).status == 404
 
 
 async def test_my_groups_come_in_pages_newest_first(api: Api) -> None:
@@ -141,12 +145,16 @@ async def test_a_list_of_members_that_is_no_longer_to_be_read_is_not_an_empty_on
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=201", "limit=x", "limit=-1", "cursor=x", "limit=1&cursor="]
+    "query",
+    [
+        *("limit=0", "limit=201", "limit=x", "limit=-1", "cursor=x", "limit=1&cursor="),
+        "cursor=0192f4c8a1b27d3e9f4a0b1c2d3e4f50",
+    ],
 )
 async def test_a_page_that_makes_no_sense_is_refused(query: str, api: Api) -> None:
     """400, not an empty page; the error is the parameter's and points at no body."""
     for path in ("/v1/groups", f"/v1/groups/{NOBODYS}/members"):
-        if query == "cursor=x" and path != "/v1/groups":
+        if query.startswith("cursor=") and path != "/v1/groups":
             continue
         reply = await api.get(f"{path}?{query}")
         assert (400, "request_invalid") == (reply.status, reply.json["code"])

@@ -166,10 +166,12 @@ def _group_id(request: web.Request) -> UUID:
 
 
 def _uuid(text: str) -> UUID | None:
+    """Return the UUID of its usual spelling; Python would also read digits of other scripts, for one."""
     try:
-        return UUID(text)
+        read = UUID(text)
     except ValueError:
         return None
+    return read if str(read) == text.lower() else None
 
 
 def _group_document(group: Group) -> dict[str, object]:
