@@ -18,7 +18,7 @@ from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import Unreachable
-from stretto.targets import relay as relay_module
+from stretto.targets import refused as refused_module
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.lag import LOOK_SECONDS
 from stretto.targets.relay import OutboxRelay
@@ -388,8 +388,8 @@ async def test_an_event_refused_too_often_dies_and_can_be_retried(
     world: World, connection: Connection, given: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its neighbours go on; its death says why."""
-    monkeypatch.setattr(relay_module, "TRIES_MAX", TRIES_MAX)
-    monkeypatch.setattr(relay_module, "PAUSE", Backoff(0.0, 0.0))
+    monkeypatch.setattr(refused_module, "TRIES_MAX", TRIES_MAX)
+    monkeypatch.setattr(refused_module, "PAUSE", Backoff(0.0, 0.0))
     bad, good = await commit_events(connection, 2)
     world.bus.reasons = {bad: given}
     assert 2 == await world.relay.run_once()

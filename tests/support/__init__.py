@@ -62,8 +62,10 @@
 | `leaving_veto` | a host's veto that ends the process of whoever reads it |
 | `memory_log` | the log of events in memory: commits in any order, crashes, promotions |
 | `log_events` | events and places of a log for tests of its readers |
+| `owned_events` | events of owners' groups, as far as a relay over a host's bus looks into them |
 | `retention` | sweeps as of days to come |
 | `routines` | the routines of the schema, with a guard taken out |
+| `scripted_store` | a relay's store in memory, whose reads fail as a test says |
 
 | time, log and waiting | |
 |---|---|

@@ -44,6 +44,7 @@ from stretto.postgres.tail import PostgresTail
 from stretto.postgres.trail import PostgresTrailStore
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
+from stretto.targets.doubted_relay import DoubtedRelay
 from stretto.targets.relay import OutboxRelay
 from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
@@ -286,15 +287,10 @@ def _nats(
 
 def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> OutboxRelay | None:
     """Return what publishes the log; without a bus, of a host or of ours, there is none."""
-    bus: EventBus | None = nats.events if nats else None
+    store, observe = PostgresBusStore(inputs.database), inputs.observe
     if inputs.bus is not None:
-        bus = HostsBus(inputs.bus, inputs.observe)
-    if bus is None:
+        hosts = HostsBus(inputs.bus, observe, settings.relay.relay_lease_seconds)
+        return DoubtedRelay(store, hosts, observe, settings.relay, tracing=inputs.tracing)
+    if nats is None:
         return None
-    return OutboxRelay(
-        PostgresBusStore(inputs.database),
-        bus,
-        inputs.observe,
-        settings.relay,
-        tracing=inputs.tracing,
-    )
+    return OutboxRelay(store, nats.events, observe, settings.relay, tracing=inputs.tracing)

@@ -13,11 +13,15 @@ from stretto.kinds import name_of
 from stretto.targets.delivery import DeliveryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent, LoggedEvent
     from stretto.events.place import Place
+    from stretto.targets.delivery import Delivery, PutOff
+
+    # Reads on in the log.
+    Behind = Callable[[], AsyncIterator[CommittedEvent]]
 
 # Of an event's envelope: on the bus and to the webhook's endpoint.
 CONTENT_TYPE: Final = "application/cloudevents+json"
@@ -40,6 +44,31 @@ class EventBus(Protocol):
 
         Raises `BusUnavailable`; each of the events may then be published or not.
         """
+
+
+async def nothing_behind() -> AsyncIterator[CommittedEvent]:
+    """Yield no event: as behind the end of the log."""
+    nothing: tuple[CommittedEvent, ...] = ()
+    for event in nothing:
+        yield event
+
+
+class DoubtedBus(EventBus, Protocol):
+    """A bus whose failure may be due to an event, and which finds out."""
+
+    was_slow: bool
+    """Whether the last events took too long together: the next ones should be fewer."""
+
+    async def publish(
+        self, events: Sequence[CommittedEvent], behind: Behind = nothing_behind
+    ) -> Mapping[UUID, str]:
+        """Publish the events, and refuse those to blame for a failure, too.
+
+        Raises what the bus raises if it takes none of them, nor of those that `behind` yields.
+        """
+
+    async def publish_again(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
+        """Publish events that were refused before; return those to put off. Raises nothing."""
 
 
 class BusStore(LogStore, DeliveryStore, Protocol):

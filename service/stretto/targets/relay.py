@@ -10,7 +10,7 @@ twice, and none is passed over. No transaction is open while the bus works.
 
 What the bus refuses becomes a delivery of its own, which is tried again and does not hold up the
 others. While the bus is unavailable, the relay waits without end and counts nothing against the
-events. The relay does not know who receives events, and decides nothing about their content.
+events. For a host's bus there is a `DoubtedRelay`. The relay does not know who receives events, and decides nothing about their content.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from uuid import uuid4
 from stretto.events.place import PositionLost
 from stretto.observations import (
     ActorCrashed,
-    EventDeadLettered,
     EventsRelayed,
     Observer,
     PlaceLost,
 )
 from stretto.runtime.actor import Actor, Pace
-from stretto.runtime.backoff import Backoff
 from stretto.store_errors import StoreError
 from stretto.targets.bus import BusUnavailable, raised
-from stretto.targets.delivery import PutOff
 from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
+from stretto.targets.refused import RefusedEvents, put_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,15 +42,12 @@ if TYPE_CHECKING:
     from stretto.events.log import CommittedEvent, LogPage
     from stretto.events.place import Place, Present
     from stretto.targets.bus import BusStore, EventBus
-    from stretto.targets.delivery import Delivery
+    from stretto.targets.delivery import Delivery, PutOff
     from stretto.targets.settings import RelaySettings
     from stretto.telemetry.tracing import Trace, Tracing
 
 # The lease is renewed so many times before it would end: a process that lags keeps it.
 RENEWALS: Final = 3
-# Of an event that the bus refuses: an operator has about 15 minutes to repair the cause.
-TRIES_MAX: Final = 12
-PAUSE: Final = Backoff(1.0, 600.0)
 
 
 class OutboxRelay(Actor):
@@ -85,11 +80,14 @@ class OutboxRelay(Actor):
         self._is_open = False
         self._place: Place | None = None
         """None without the lease."""
+        self._part_end: tuple[LogPage, int] | None = None
+        """Of the part that was published last: its page, and how many events it has up to there."""
         self._lease_due_at = clock_seconds()
         self._publish_bytes = settings.publish_bytes_max
         """Of a part: as many as the bus is trusted to take within a lease."""
         self.lag = Lag(store.oldest_seconds, clock_seconds)
         self._health = TargetHealth(self.name, observe)
+        self._refused = RefusedEvents(store, self._publish_again, observe)
 
     async def open(self) -> None:
         """Begin at the present, unless a process has begun before. Raises a `StoreError`."""
@@ -169,7 +167,11 @@ class OutboxRelay(Actor):
             fitting = self._fitting(logged.event for logged in page.events[first:])
             events = page.events[first : first + fitting]
             first += fitting
+            self._part_end = page, first
             reasons = await self._publish([logged.event for logged in events])
+            if self._place != expected:
+                # It was lost meanwhile, as above.
+                return False
             refused = {
                 logged: reasons[logged.event.event_id]
                 for logged in events
@@ -195,33 +197,22 @@ class OutboxRelay(Actor):
         )
         while deliveries:
             fitting = self._fitting(delivery.event for delivery in deliveries)
-            await self._publish_deliveries(deliveries[:fitting])
+            await self._refused.publish(deliveries[:fitting])
             deliveries = deliveries[fitting:]
-
-    async def _publish_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        started = time.perf_counter()
-        reasons = await self._publish_again([delivery.event for delivery in deliveries])
-        put_off = [
-            _put_off(delivery, reasons[delivery.event.event_id])
-            for delivery in deliveries
-            if delivery.event.event_id in reasons
-        ]
-        sent = [each.event.event_id for each in deliveries if each.event.event_id not in reasons]
-        dead = await self._store.settle(sent, put_off)
-        for each in put_off:
-            if each.event_id in dead and each.dead_reason is not None:
-                self._observe(EventDeadLettered(each.event_id, each.dead_reason))
-        self._observe(EventsRelayed(len(sent), len(put_off), time.perf_counter() - started))
 
     def _fitting(self, events: Iterable[CommittedEvent]) -> int:
         """Return how many of these events are the next part: one at least."""
         count = size = 0
         for event in events:
-            size += len(event.envelope) + sum(map(len, event.recipients))
+            size += bytes_of(event)
             if count and size > self._publish_bytes:
                 break
             count += 1
         return count
+
+    async def _call(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        async with asyncio.timeout(self._settings.relay_lease_seconds):
+            return await self._bus.publish(events)
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Publish within the time of a lease; give the lease back if that fails.
@@ -230,8 +221,7 @@ class OutboxRelay(Actor):
         """
         spans = self._spans_of(events)
         try:
-            async with asyncio.timeout(self._settings.relay_lease_seconds):
-                reasons = await self._bus.publish(events)
+            reasons = await self._call(events)
         except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
             for span in spans.values():
                 span.end(error=error)
@@ -258,19 +248,24 @@ class OutboxRelay(Actor):
             self._health.succeed()
         return reasons
 
-    async def _publish_again(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        """Publish events that were refused before.
+    async def _publish_again(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
+        """Publish events that were refused before; return those that were again.
 
         A bug that all of them meet refuses them once more: it must not end every turn from now on.
         """
+        events = [delivery.event for delivery in deliveries]
         try:
-            return await self._publish(events)
+            reasons = await self._publish(events)
         except self.failures:
             raise
         except Exception as error:  # noqa: BLE001 reported
             self._observe(ActorCrashed(self.name, error))
-            reason = raised(error)
-            return {event.event_id: reason for event in events}
+            reasons = dict.fromkeys((event.event_id for event in events), raised(error))
+        return [
+            put_off(delivery, reasons[delivery.event.event_id])
+            for delivery in deliveries
+            if delivery.event.event_id in reasons
+        ]
 
     def _spans_of(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, Trace]:
         """Begin a span for each event whose request was sampled."""
@@ -285,7 +280,6 @@ class OutboxRelay(Actor):
         }
 
 
-def _put_off(delivery: Delivery, reason: str) -> PutOff:
-    dead_reason = reason if delivery.tries + 1 >= TRIES_MAX else None
-    seconds = PAUSE.seconds(delivery.tries + 1)
-    return PutOff(delivery.event.event_id, seconds, is_try=True, dead_reason=dead_reason)
+def bytes_of(event: CommittedEvent) -> int:
+    """Return how much of a part an event takes up."""
+    return len(event.envelope) + sum(map(len, event.recipients))

@@ -1,129 +1,84 @@
-"""A host's bus: an answer that breaks its contract is not believed."""
+"""A host's bus that fails for some events: what is to blame is refused, the others go through."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import pytest
 
-from stretto.assembly.host_bus import HostsBus
+from stretto.assembly.host_bus import (
+    LOOK_AGAIN_SECONDS,
+    PATIENCE_SHARE,
+    PROBES_MAX,
+    HostsBus,
+    first_of_each_owner,
+)
 from stretto.observations import ActorCrashed
-from stretto.runtime.cancelling import is_cancelled
 from stretto.targets.bus import BusUnavailable
-from support.cancellations import fail_and_leave_one_behind
-from support.log_events import logged
+from stretto.targets.delivery import Delivery
+from stretto.targets.refused import PAUSE, TRIES_MAX
+from support.clock import Clock
+from support.owned_events import event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Sequence
+    from uuid import UUID
 
     from stretto.events.log import CommittedEvent
     from stretto.observations import Observation
 
-ONE, TWO, THREE = (logged(number).event for number in (1, 2, 3))
-
-
-class Bus:
-    """Answers as the test says."""
-
-    def __init__(self, reasons: Any) -> None:
-        self.reasons = reasons
-
-    async def publish(self, _: object) -> Any:
-        return self.reasons
-
-
-class Text(str):
-    """A text of the host's own class."""
-
-    __slots__ = ()
-
-
-@pytest.mark.parametrize(
-    "reasons",
-    [
-        None,
-        [],
-        {str(ONE.event_id): "too large"},
-        {UUID(int=7): "another's"},
-        {ONE.event_id: None},
-        {ONE.event_id: ValueError("too large")},
-        {ONE.event_id: "too large", TWO.event_id: b"too large"},
-    ],
-)
-async def test_a_bus_that_breaks_its_contract_has_published_nothing(reasons: object) -> None:
-    """A refused event would be passed over, and without a sign."""
-    with pytest.raises(TypeError, match="must return the reasons of refused events by their ids"):
-        await HostsBus(Bus(reasons), lambda _: None).publish([ONE, TWO])
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-async def test_a_bus_that_would_end_the_process_ends_its_turn(error: type[BaseException]) -> None:
-    """A task that raised it would end the event loop, and the host with it."""
-
-    class Exits:
-        async def publish(self, _: object) -> Any:
-            raise error
-
-    with pytest.raises(RuntimeError, match=f"publish raised {error.__name__}") as raised:
-        await HostsBus(Exits(), lambda _: None).publish([ONE])
-    assert isinstance(raised.value.__cause__, error)
-
-
-async def test_any_other_error_of_a_bus_comes_as_it_is() -> None:
-    """The twin: the relay reports it."""
-
-    class Fails:
-        async def publish(self, _: object) -> Any:
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        await HostsBus(Fails(), lambda _: None).publish([ONE])
-
-
-@pytest.mark.parametrize("reasons", [{}, {ONE.event_id: "no"}, {ONE.event_id: Text("no")}])
-async def test_refusals_by_id_and_reason_are_some(reasons: dict[UUID, str]) -> None:
-    """The twin: they are passed on as plain texts."""
-    answer = await HostsBus(Bus(reasons), lambda _: None).publish([ONE, TWO])
-    assert reasons == answer
-    assert {str} >= {type(reason) for reason in answer.values()}
-
-
-@pytest.mark.parametrize("characters", [1024, 1025, 10**6])
-async def test_a_reason_of_any_length_is_logged_in_part(characters: int) -> None:
-    """Each failure is a line of the log; the twin is short enough to be whole."""
-    answer = await HostsBus(Bus({ONE.event_id: Text("x" * characters)}), lambda _: None).publish(
-        [ONE]
-    )
-    assert {ONE.event_id: "x" * 1024} == answer
-
-
-async def test_what_a_bus_leaves_behind_in_its_task_is_not_left_in_ours() -> None:
-    """Else its failure would pass for a cancellation of the relay from outside: the fourth ends it."""
-
-    class Leaves:
-        async def publish(self, _: object) -> Any:
-            await fail_and_leave_one_behind()
-
-    with pytest.raises(BusUnavailable):
-        await HostsBus(Leaves(), lambda _: None).publish([ONE])
-    assert not is_cancelled()
+# A bus that answers does so at once: this is how long one is waited for that hangs.
+LEASE_SECONDS = 0.5
+ONE, TWO, THREE = (event_of(owner, n) for n, owner in enumerate(("alice", "bob", "carol"), 1))
 
 
 class FailsFor:
-    """Raises for some of the events, if they are there; records what it has taken."""
+    """Raises, or hangs, if one of these events is there; refuses the third where it is alone."""
 
-    def __init__(self, error: type[BaseException], *events: CommittedEvent) -> None:
+    def __init__(self, error: type[BaseException] | None, *events: CommittedEvent) -> None:
         self.error = error
-        self.events = events
+        self.events: Collection[CommittedEvent] = events
+        self.calls: list[list[int]] = []
         self.published: list[CommittedEvent] = []
+        self.under_way = 0
 
     async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
-        self.published += [event for event in events if event not in self.events]
+        self.calls.append([event.event_id.int for event in events])
         if any(event in self.events for event in events):
-            raise self.error
+            if self.error is not None:
+                raise self.error
+            self.under_way += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.under_way -= 1
+        self.published += events
         return {events[0].event_id: "no"} if events == [THREE] else {}
+
+
+def hosts(
+    bus: Any,
+    observe: Callable[[Observation], None] = lambda _: None,
+    clock: Clock | None = None,
+) -> HostsBus:
+    """Return what is tested, with a short lease."""
+    if clock is None:
+        return HostsBus(bus, observe, LEASE_SECONDS)
+    return HostsBus(bus, observe, LEASE_SECONDS, clock)
+
+
+class Behind:
+    """What lies behind in the log; counts how often it was read."""
+
+    def __init__(self, *events: CommittedEvent) -> None:
+        self.events = list(events)
+        self.reads = 0
+
+    async def __call__(self) -> AsyncIterator[CommittedEvent]:
+        self.reads += 1
+        for event in self.events:
+            yield event
 
 
 class Odd(BaseException):
@@ -131,47 +86,94 @@ class Odd(BaseException):
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError, TimeoutError, SystemExit, asyncio.CancelledError, Odd]
+    "error",
+    [ValueError, TimeoutError, SystemExit, asyncio.CancelledError, Odd, BusUnavailable, None],
 )
-async def test_an_event_for_which_a_bus_fails_holds_up_no_other(error: type[BaseException]) -> None:
-    """It is refused, as one that the bus refuses itself; the bug is reported."""
+async def test_an_event_for_which_a_bus_fails_holds_up_no_other(
+    error: type[BaseException] | None,
+) -> None:
+    """It is refused, as one that the bus refuses itself; a bug is reported."""
     bus, observed = FailsFor(error, ONE), list["Observation"]()
-    reasons = dict(await HostsBus(bus, observed.append).publish([ONE, TWO, THREE]))
+    reasons = dict(await hosts(bus, observed.append).publish([ONE, TWO, THREE]))
     assert "no" == reasons.pop(THREE.event_id)
     assert [ONE.event_id] == [*reasons]
-    assert reasons[ONE.event_id].startswith("publish raised")
-    assert [TWO, THREE] == bus.published[-2:]
-    (crash,) = observed
-    assert isinstance(crash, ActorCrashed)
+    assert reasons[ONE.event_id].startswith("publish raised" if error else "publish took longer")
+    assert {2, 3} == {event.event_id.int for event in bus.published}
+    assert [ActorCrashed] * (error is not None) == [type(each) for each in observed]
+    assert 0 == bus.under_way
 
 
 async def test_a_bus_that_fails_for_every_event_refuses_none() -> None:
     """Else all would become dead letters before the bug is mended."""
     bus, observed = FailsFor(LookupError, ONE, TWO), list["Observation"]()
     with pytest.raises(LookupError):
-        await HostsBus(bus, observed.append).publish([ONE, TWO])
+        await hosts(bus, observed.append).publish([ONE, TWO])
     assert not observed
 
 
-async def test_a_bus_that_is_away_is_not_asked_for_each_event() -> None:
-    """The twin: it says nothing of the events."""
-    bus = FailsFor(BusUnavailable, TWO)
+async def test_a_bus_that_hangs_for_every_event_refuses_none() -> None:
+    """The twin; it has been asked for an event of each owner, and no call goes on."""
+    bus = FailsFor(None, ONE, TWO, THREE)
+    with pytest.raises(BusUnavailable, match="no answer in time"):
+        await hosts(bus).publish([ONE, TWO], Behind(THREE))
+    assert ([[1, 2], [1], [2], [3]], 0) == (bus.calls, bus.under_way)
+
+
+@pytest.mark.parametrize("error", [ValueError, BusUnavailable, None])
+async def test_events_of_one_owner_alone_are_to_blame_if_others_further_back_go_through(
+    error: type[Exception] | None,
+) -> None:
+    """However many there are in a row: a page of them would hold up all that follows."""
+    evil = [event_of("evil", n) for n in range(1, 257)]
+    bus = FailsFor(error, *evil)
+    behind = Behind(event_of("evil", 257), event_of("bob", 258), event_of("bob", 259))
+    reasons = await hosts(bus).publish(evil, behind)
+    assert {event.event_id for event in evil} == {*reasons}
+    assert [258] == [event.event_id.int for event in bus.published]
+    assert 1 == behind.reads
+
+
+async def test_an_event_that_comes_behind_one_that_hangs_is_seen() -> None:
+    """The log is looked at again: it does not wait until the other one's time is up."""
+    behind = Behind()
+
+    async def later() -> AsyncIterator[CommittedEvent]:
+        async for event in behind():
+            yield event
+        behind.events = [TWO]
+
+    bus = FailsFor(None, ONE)
+    doubted = HostsBus(bus, lambda _: None, 3 * LOOK_AGAIN_SECONDS)
+    assert [ONE.event_id] == [*await doubted.publish([ONE], later)]
+    assert ([TWO], 2) == (bus.published, behind.reads)
+
+
+async def test_the_log_is_read_for_one_event_of_each_of_so_many_owners() -> None:
+    """A bus that is away, and a long log: neither gets more than this."""
+    others = [event_of(f"owner {n // 2}", n) for n in range(2, 100)]
+    bus = FailsFor(LookupError, ONE, *others)
+    with pytest.raises(LookupError):
+        await hosts(bus).publish([ONE], Behind(*others))
+    assert [[1], *([2 * n] for n in range(1, 1 + PROBES_MAX))] == bus.calls
+
+
+async def test_a_bus_that_says_it_is_away_is_not_asked_for_each_event() -> None:
+    """Only for one of each owner: it may say so for one owner, such as of its shard."""
+    events = [event_of(f"owner {n // 3}", n) for n in range(99)]
+    bus = FailsFor(BusUnavailable, *events)
     with pytest.raises(BusUnavailable):
-        await HostsBus(bus, lambda _: None).publish([ONE, TWO])
-    assert [ONE] == bus.published
+        await hosts(bus).publish(events)
+    assert 1 + PROBES_MAX == len(bus.calls)
+    assert [events[0], events[3]] == first_of_each_owner(events)[:2]
 
 
-async def test_a_bus_that_goes_away_meanwhile_has_refused_nothing() -> None:
-    """What it was asked for alone is published again."""
-
-    class GoesAway(FailsFor):
-        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
-            if events == [TWO]:
-                raise BusUnavailable
-            return await super().publish(events)
-
-    with pytest.raises(BusUnavailable):
-        await HostsBus(GoesAway(ValueError, ONE), lambda _: None).publish([ONE, TWO, THREE])
+async def test_a_bus_that_is_away_for_one_owner_holds_up_no_other() -> None:
+    """Whichever of the owner's events that is, and however many come before."""
+    events = [event_of("alice", n) for n in range(1, 100)]
+    bus = FailsFor(BusUnavailable, events[50])
+    assert [51] == [each.int for each in await hosts(bus).publish(events)]
+    assert len(bus.published) > len(events) - 2
+    assert len(bus.calls) < len(events) + 10
 
 
 async def test_a_failure_for_all_together_alone_is_none() -> None:
@@ -183,6 +185,125 @@ async def test_a_failure_for_all_together_alone_is_none() -> None:
                 raise ValueError
             return await super().publish(events)
 
-    bus = TakesOne(ValueError)
-    assert {} == await HostsBus(bus, lambda _: None).publish([ONE, TWO])
+    bus, observed = TakesOne(ValueError), list["Observation"]()
+    assert {} == await hosts(bus, observed.append).publish([ONE, TWO])
     assert [ONE, TWO] == bus.published
+    assert not observed
+
+
+async def test_a_bus_that_comes_back_meanwhile_has_refused_nothing() -> None:
+    """What has failed is tried once more when the bus has answered; its groups stay in order."""
+    first, second = event_of("alice", 1, "team"), event_of("alice", 2, "team")
+
+    class ComesBack(FailsFor):
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            self.events = [first] if len(self.calls) < 3 else []
+            return await super().publish(events)
+
+    bus = ComesBack(ConnectionError)
+    assert {} == await hosts(bus).publish([first, second, TWO])
+    ours = [event for event in bus.published if event != TWO]
+    assert [first, second] == ours
+
+
+async def test_events_of_a_group_stay_behind_the_one_that_fails() -> None:
+    """Published alone, too, they are in order; what follows the failure is not tried before it."""
+    group = [event_of("alice", n, "team") for n in range(1, 5)]
+    bus = FailsFor(ValueError, group[2])
+    reasons = await hosts(bus).publish([*group, event_of("bob", 5)])
+    assert [3, 4] == [each.int for each in reasons]
+    assert [1, 2, 5] == sorted(event.event_id.int for event in bus.published)
+
+
+async def test_new_events_of_an_owner_to_blame_follow_without_a_try() -> None:
+    """Else each page with one of them would be published one by one, or wait for it."""
+    bus = FailsFor(None, ONE, event_of("alice", 4))
+    doubted = hosts(bus)
+    await doubted.publish([ONE, TWO])
+    bus.calls.clear()
+    reasons = await doubted.publish([event_of("alice", 4), TWO, THREE])
+    assert ([[2, 3]], [4]) == (bus.calls, [each.int for each in reasons])
+    # Its events are no probes either.
+    bus.calls.clear()
+    bus.events = [TWO]
+    with pytest.raises(BusUnavailable):
+        await doubted.publish([TWO], Behind(event_of("alice", 5)))
+    assert [[2]] == bus.calls
+
+
+async def test_an_owner_is_to_blame_until_the_event_goes_through() -> None:
+    """Not until another one of its events does: then the next failure would hold up others again."""
+    bus = FailsFor(ValueError, ONE)
+    doubted = hosts(bus)
+    await doubted.publish([ONE, TWO])
+    other = event_of("alice", 4)
+    assert [] == await doubted.publish_again([Delivery(other, 1, "alice")])
+    assert [other.event_id] == [*await doubted.publish([other])]
+    bus.events = []
+    assert [] == await doubted.publish_again([Delivery(ONE, 1, "alice")])
+    assert {} == await doubted.publish([other])
+
+
+@pytest.mark.parametrize("error", [ValueError, TimeoutError, BusUnavailable, Odd, None])
+async def test_a_refused_event_that_fails_again_is_put_off_alone(
+    error: type[BaseException] | None,
+) -> None:
+    """It counts as a try, since others go through, and is a dead letter in the end."""
+    bus = FailsFor(error, ONE)
+    deliveries = [Delivery(each, TRIES_MAX - 1) for each in (ONE, TWO, THREE)]
+    put_offs = await hosts(bus).publish_again(deliveries)
+    assert [(ONE.event_id, True), (THREE.event_id, True)] == [
+        (each.event_id, each.is_try) for each in put_offs
+    ]
+    assert all(each.dead_reason for each in put_offs)
+    assert [TWO, THREE] == bus.published
+    assert 0 == bus.under_way
+
+
+async def test_a_refused_event_that_fails_counts_only_where_the_bus_takes_others() -> None:
+    """While it is away, nothing becomes a dead letter; nor is an owner to blame."""
+    bus, clock = FailsFor(ConnectionError, ONE), Clock()
+    doubted = hosts(bus, clock=clock)
+    (put_off,) = await doubted.publish_again([Delivery(ONE, TRIES_MAX - 1)])
+    assert (False, None) == (put_off.is_try, put_off.dead_reason)
+    bus.events = []
+    assert {} == await doubted.publish([event_of("alice", 4), TWO])
+    bus.events = [ONE]
+    clock.now += PAUSE.longest(1) + 1
+    assert not (await doubted.publish_again([Delivery(ONE, 1)]))[0].is_try
+    await doubted.publish([TWO])
+    assert (await doubted.publish_again([Delivery(ONE, 1)]))[0].is_try
+
+
+async def test_a_bus_that_takes_too_long_for_many_is_to_get_fewer() -> None:
+    """Each alone it takes them at once."""
+
+    class Slow(FailsFor):
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            if len(events) > 1:
+                await asyncio.Event().wait()
+            return await super().publish(events)
+
+    doubted = hosts(Slow(None))
+    assert {} == await doubted.publish([ONE, TWO])
+    assert doubted.was_slow
+    await doubted.publish([ONE])
+    assert not doubted.was_slow
+
+
+async def test_a_bus_that_is_known_to_be_slow_gets_more_time() -> None:
+    """A lease at most."""
+    clock, share = Clock(), PATIENCE_SHARE * LEASE_SECONDS
+
+    class Slow(FailsFor):
+        seconds = 0.0
+
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            clock.now += self.seconds
+            return await super().publish(events)
+
+    bus = Slow(None)
+    doubted = hosts(bus, clock=clock)
+    for bus.seconds, expected in [(0.0, share), (0.1, 0.3), (9.0, LEASE_SECONDS), (0.0, share)]:
+        await doubted.publish([ONE, TWO])
+        assert expected == pytest.approx(doubted._patience_seconds)

@@ -1,0 +1,68 @@
+"""BlamedOwners: owners for whose events a host's bus has failed, while it took those of others."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
+
+    from stretto.events.log import CommittedEvent
+
+# 0.3 MB. Beyond it the owner that failed first is tried anew.
+OWNERS_MAX: Final = 1024
+# Longer than the longest pause between two tries of a refused event: if that fails again, it is renewed.
+BLAME_SECONDS: Final = 900.0
+
+
+def owner_of(event: CommittedEvent) -> str:
+    """Return the owner of the event's group; a change's recipients need not begin with it."""
+    owner: str = orjson.loads(event.envelope)["data"]["owner_id"]
+    return owner
+
+
+class BlamedOwners:
+    """For each owner the event that failed last. New events of the owner are not tried in the log's turn.
+
+    That ends when this event goes through: its cause is mended.
+    """
+
+    def __init__(self, clock_seconds: Callable[[], float] = time.monotonic) -> None:
+        self._clock_seconds = clock_seconds
+        self._owners: dict[str, tuple[UUID, str, float]] = {}
+
+    def add(self, event: CommittedEvent, reason: str) -> bool:
+        """Note that the bus has failed for this event alone; return whether its owner was not known."""
+        owner = owner_of(event)
+        is_new = self._owners.pop(owner, None) is None
+        self._owners[owner] = event.event_id, reason, self._clock_seconds() + BLAME_SECONDS
+        if len(self._owners) > OWNERS_MAX:
+            del self._owners[next(iter(self._owners))]
+        return is_new
+
+    def take_back(self, event: CommittedEvent) -> None:
+        """Note that an event which was refused has gone through."""
+        if self._owners:
+            owner = owner_of(event)
+            if owner in self._owners and self._owners[owner][0] == event.event_id:
+                del self._owners[owner]
+
+    def reasons(self, events: Iterable[CommittedEvent]) -> dict[UUID, str]:
+        """Return the events of such owners, with the reason for which the last one failed."""
+        while self._owners:
+            oldest, (_, _, until) = next(iter(self._owners.items()))
+            if self._clock_seconds() < until:
+                break
+            del self._owners[oldest]
+        # The documents are read where an owner is blamed alone.
+        if not self._owners:
+            return {}
+        return {
+            event.event_id: blamed[1]
+            for event in events
+            if (blamed := self._owners.get(owner_of(event))) is not None
+        }

@@ -1,0 +1,154 @@
+"""Calls of a host's bus: an answer that breaks its contract is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from stretto.assembly import host_bus_calls
+from stretto.assembly.host_bus_calls import HostsBusCalls, Trial
+from stretto.runtime.cancelling import is_cancelled
+from stretto.targets.bus import BusUnavailable
+from support.cancellations import fail_and_leave_one_behind
+from support.log_events import logged
+from support.waiting import until
+
+DEADLINE_SECONDS = 30
+ONE, TWO = (logged(number).event for number in (1, 2))
+
+
+class Bus:
+    """Answers as the test says."""
+
+    def __init__(self, reasons: Any) -> None:
+        self.reasons = reasons
+
+    async def publish(self, _: object) -> Any:
+        return self.reasons
+
+
+class Text(str):
+    """A text of the host's own class."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        None,
+        [],
+        {str(ONE.event_id): "too large"},
+        {UUID(int=7): "another's"},
+        {ONE.event_id: None},
+        {ONE.event_id: ValueError("too large")},
+        {ONE.event_id: "too large", TWO.event_id: b"too large"},
+    ],
+)
+async def test_a_bus_that_breaks_its_contract_has_published_nothing(reasons: object) -> None:
+    """A refused event would be passed over, and without a sign."""
+    with pytest.raises(TypeError, match="must return the reasons of refused events by their ids"):
+        await HostsBusCalls(Bus(reasons)).publish([ONE, TWO])
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+async def test_a_bus_that_would_end_the_process_ends_its_turn(error: type[BaseException]) -> None:
+    """A task that raised it would end the event loop, and the host with it."""
+
+    class Exits:
+        async def publish(self, _: object) -> Any:
+            raise error
+
+    with pytest.raises(RuntimeError, match=f"publish raised {error.__name__}") as raised:
+        await HostsBusCalls(Exits()).publish([ONE])
+    assert isinstance(raised.value.__cause__, error)
+
+
+async def test_any_other_error_of_a_bus_comes_as_it_is() -> None:
+    """The twin: the relay reports it."""
+
+    class Fails:
+        async def publish(self, _: object) -> Any:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await HostsBusCalls(Fails()).publish([ONE])
+
+
+@pytest.mark.parametrize("reasons", [{}, {ONE.event_id: "no"}, {ONE.event_id: Text("no")}])
+async def test_refusals_by_id_and_reason_are_some(reasons: dict[UUID, str]) -> None:
+    """The twin: they are passed on as plain texts."""
+    answer = await HostsBusCalls(Bus(reasons)).publish([ONE, TWO])
+    assert reasons == answer
+    assert {str} >= {type(reason) for reason in answer.values()}
+
+
+@pytest.mark.parametrize("characters", [1024, 1025, 10**6])
+async def test_a_reason_of_any_length_is_logged_in_part(characters: int) -> None:
+    """Each failure is a line of the log; the twin is short enough to be whole."""
+    answer = await HostsBusCalls(Bus({ONE.event_id: Text("x" * characters)})).publish([ONE])
+    assert {ONE.event_id: "x" * 1024} == answer
+
+
+async def test_what_a_bus_leaves_behind_in_its_task_is_not_left_in_ours() -> None:
+    """Else its failure would pass for a cancellation of the relay from outside: the fourth ends it."""
+
+    class Leaves:
+        async def publish(self, _: object) -> Any:
+            await fail_and_leave_one_behind()
+
+    with pytest.raises(BusUnavailable):
+        await HostsBusCalls(Leaves()).publish([ONE])
+    assert not is_cancelled()
+
+
+async def test_a_call_that_does_not_end_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cancelled, waited for for a while, and kept until it ends: the loop itself keeps no task."""
+    monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
+    goes_on = asyncio.Event()
+
+    class GoesOn:
+        async def publish(self, _: object) -> Any:
+            while not goes_on.is_set():
+                with suppress(asyncio.CancelledError):
+                    await goes_on.wait()
+            raise LookupError
+
+    calls = HostsBusCalls(GoesOn())
+    with pytest.raises(TimeoutError):
+        await calls.publish_within(0.0, [ONE])
+    async with Trial(calls) as trial:
+        trial.begin([TWO])
+        await trial.first_answer(0.0)
+    assert 2 == len(calls._left)
+    goes_on.set()
+    await until(lambda: not calls._left)
+
+
+async def test_a_trial_that_is_cancelled_cancels_its_calls() -> None:
+    """No call outlives the relay."""
+    under_way, ended = asyncio.Event(), asyncio.Event()
+
+    class Hangs:
+        async def publish(self, _: object) -> Any:
+            under_way.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    async def tries() -> None:
+        async with Trial(HostsBusCalls(Hangs())) as trial:
+            trial.begin([ONE])
+            await trial.ended(DEADLINE_SECONDS)
+
+    task = asyncio.create_task(tries())
+    await under_way.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
