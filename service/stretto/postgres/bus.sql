@@ -60,7 +60,7 @@ WHERE name = 'bus' AND token = $1;
 -- name: refuse_events
 -- Make deliveries of events that the bus has refused once: their histories $1, positions $2 and ids
 -- $3. They are tried again after $4 seconds; $5 is now. The place moves on after this commit, so
--- that a crash undoes this only together with that.
+-- that a crash undoes this only together with that. It fails where policies may hide events.
 INSERT INTO outbox_delivery (reader, owner_id, created_at, event_id, subject, conversation_id,
                              recipients, group_name, group_kind, metadata, trace_context,
                              event_type, change, due_at, tries, is_due)
@@ -75,4 +75,6 @@ FROM (SELECT clock_ahead FROM outbox_reader WHERE name = 'bus') AS reader,
       FROM unnest($1::integer[], $2::text[]) AS refused (history, position)) AS refused
 JOIN outbox USING (history, position)
 WHERE event_id = ANY ($3::uuid[])
+  AND CASE WHEN row_security_active('outbox')
+       THEN current_setting('row-level security applies to outbox')::boolean ELSE true END
 ON CONFLICT DO NOTHING;

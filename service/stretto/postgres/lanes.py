@@ -56,14 +56,14 @@ CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
     Lane.TRAILS: 1,
     Lane.UPKEEP: 5,
 }
-# Lanes whose statements fail rather than miss rows that row-level security hides: the relay would pass
-# over events for ever. The others, and writers, run triggers and a host's hook as well, whose own
-# tables may have policies. What is hidden from those makes their writes fail.
-SEEING_ALL: Final = frozenset(Lane) - {Lane.FOLLOWERS, Lane.DELETIONS}
 # What requests wait for. A trail decides nothing: where it cannot be read, all else is served.
 SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.TRAILS, Lane.UPKEEP}
 # Lanes whose statements run triggers of the operator's.
 WRITING: Final = frozenset({Lane.FOLLOWERS, Lane.DELETIONS, Lane.UPKEEP})
+# Lanes in whose sessions a statement fails from which row-level security would hide rows. Triggers, and a
+# host's hook, use tables of their own, which may have policies: where these run, statements that would
+# decide wrongly over hidden rows look for policies themselves.
+SEEING_ALL: Final = frozenset(Lane) - WRITING
 
 
 async def keep_session(_: object) -> None:

@@ -74,12 +74,15 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- The same for dead letters that were last tried more than $3 days ago, and for events of that age
 -- whose reader is disabled or was not served by any process for so long. When a dead letter was last
 -- tried is its due time, which its reader's clock has given: each time that this goes further ahead, as to
--- enable the webhook, the letter looks older by as much, a day and some hours at most.
+-- enable the webhook, the letter looks older by as much, a day and some hours at most. It fails where
+-- policies may hide readers.
 WITH turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
                AS is_ours,
            coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3) AS before,
            set_config('synchronous_commit', 'off', true)
+    WHERE CASE WHEN row_security_active('outbox_reader')
+         THEN current_setting('row-level security applies to outbox_reader')::boolean ELSE true END
 ), swept AS (
     DELETE FROM outbox_delivery AS delivery
     WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
@@ -106,6 +109,7 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- A reader may still wait for a transaction that is older than the partition's last event. While that
 -- runs, nothing of it is in a partition that is locked for truncation (`running`: the snapshot that
 -- says so): it keeps no partition, however old it is. Once it has ended, the reader has to look first.
+-- It fails where policies may hide events or readers, also from the truncation.
 SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
        format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate,
        pg_current_snapshot()::text AS running,
@@ -115,6 +119,10 @@ FROM (SELECT now, now - make_interval(days => $1) AS before
      (SELECT *, lead(began_at) OVER (ORDER BY number) AS ended_at FROM outbox_slot
       WHERE number > 0) AS slot
 WHERE ended_at < before
+  AND CASE WHEN row_security_active('outbox')
+       THEN current_setting('row-level security applies to outbox')::boolean ELSE true END
+  AND CASE WHEN row_security_active('outbox_reader')
+       THEN current_setting('row-level security applies to outbox_reader')::boolean ELSE true END
   AND NOT EXISTS (
       SELECT FROM (
           SELECT created_at FROM outbox WHERE outbox.slot = slot.slot
@@ -147,7 +155,7 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_sc
 -- begins later already, and mark the partition as empty. Of the transactions that a snapshot $2 lists
 -- as running, taken since the partition is locked, keep those below that start. They are of the newest
 -- history; on a server that would begin another one, their ids are of none yet. Histories of which
--- nothing is kept are forgotten.
+-- nothing is kept are forgotten. It fails where policies may hide the start.
 WITH last AS (
     SELECT history, (position::text::bigint + 1)::text::xid8 AS position FROM outbox
     WHERE slot = $1::integer ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1
@@ -166,7 +174,10 @@ WITH last AS (
     DELETE FROM outbox_history WHERE number < (SELECT history FROM last)
       AND NOT EXISTS (SELECT FROM outbox WHERE history <= number AND slot <> $1::integer)
 )
-UPDATE outbox_slot SET number = 0 WHERE slot = $1::integer;
+UPDATE outbox_slot SET number = 0
+WHERE slot = $1::integer
+  AND CASE WHEN row_security_active('history_start')
+       THEN current_setting('row-level security applies to history_start')::boolean ELSE true END;
 
 -- name: set_slots_back
 -- Correct times that a clock has given that was ahead: partitions are then kept longer. $1 is now.

@@ -57,7 +57,8 @@ FROM outbox_reader WHERE name = 'webhook';
 -- (a promoted server may have begun another one). $10 is now. Needs no durability: a crash loses
 -- deliveries and place together. If the clock has gone back, as after a failover, the reader's clock goes
 -- ahead of it by as much more: by how far `served_at` lies in the future, which is known to a minute. A
--- transaction is gone through once, not for each of its events.
+-- transaction is gone through once, not for each of its events. It fails where policies may hide events:
+-- the place would pass over them.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($10::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
@@ -70,6 +71,8 @@ WITH clock AS MATERIALIZED (
     WHERE name = 'webhook' AND target_digest = $11 AND disabled_at IS NULL
       AND history = $4::integer AND seen::text = $5::text AND parts = $6::text
       AND EXISTS (SELECT FROM outbox_history WHERE number = $7::integer AND id = $12)
+      AND CASE WHEN row_security_active('outbox')
+           THEN current_setting('row-level security applies to outbox')::boolean ELSE true END
     -- Beside a sender that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), enrolled AS (
