@@ -109,6 +109,16 @@ async def test_those_that_are_named_are_retried_and_no_others(
     assert (0, "1 events will be tried again\n") == (code, output)
 
 
+async def test_all_and_one_of_them_is_refused(database_url: str, connection: Connection) -> None:
+    """An id that is none would go unnoticed."""
+    ids = await dead_letter(database_url, connection, ("a",))
+    both = ("--retry-all", f"--retry={uuid.uuid4()}")
+    code, output, errors = await stretto("events", *both, DATABASE_URL=database_url)
+    assert (2, "") == (code, output)
+    assert "leave out --retry" in errors
+    assert {*ids} == await dead(connection)
+
+
 async def test_the_commands_of_the_runbook_list_and_retry(
     database_url: str, connection: Connection, tmp_path: Path
 ) -> None:

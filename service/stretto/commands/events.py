@@ -41,6 +41,8 @@ def events(
 
     These are events that the bus or the webhook's endpoint has refused too often.
     """
+    if retry and retry_all:
+        raise typer.BadParameter("--retry-all retries every dead letter: leave out --retry")
     settings = read_settings(database_url=database_url, data_dir=data_dir)
     writes = bool(retry) or retry_all or retry_waiting or enable_webhook
     lease_seconds = max(LEASE_SECONDS, settings.component.relay.relay_lease_seconds)
@@ -58,7 +60,7 @@ def events(
             if retry or retry_all:
                 count = await retry_dead_letters(connection, None if retry_all else retry)
                 stdout.print(f"{count} events will be tried again")
-                if retry and not retry_all and count < len({*retry}):
+                if retry and count < len({*retry}):
                     message = f"{len({*retry}) - count} of these ids are no dead letters"
                     raise NotFound(message)
                 return
