@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from stretto.errors import Overloaded, Unauthenticated
 from stretto.http.tokens.authenticator import VERIFIED_SECONDS_MAX
 from stretto.http.tokens.jwks import (
+    DOUBTED_SECONDS,
     KEPT_SECONDS,
     KEY_IDS_MAX,
     LOOK_AGAIN_SECONDS,
@@ -179,7 +180,7 @@ async def test_an_issuer_that_hangs_holds_up_no_client_whose_key_is_known() -> N
     async with issuer.authenticator() as known:
         await owner_of(known, bearer(OLD, "k"))
         issuer.status = 500
-        issuer.now += KEPT_SECONDS + 1
+        issuer.now += DOUBTED_SECONDS + 1
         assert await owner_of(known, bearer(OLD, "k")) == "alice"
         issuer.answers.clear()
         issuer.reached.clear()
@@ -190,6 +191,26 @@ async def test_an_issuer_that_hangs_holds_up_no_client_whose_key_is_known() -> N
     assert "fetch the token issuer's keys" not in {task.get_name() for task in asyncio.all_tasks()}
     assert issuer.asked == 3
     issuer.answers.set()
+
+
+async def test_a_client_whose_key_is_known_waits_for_no_fetch_that_is_under_way() -> None:
+    """The issuer may hang. Keys that nobody has asked for in a while are fetched first."""
+    issuer = Issuer("k")
+    async with issuer.authenticator() as known:
+        issuer.answers.clear()
+        issuer.reached.clear()
+        issuer.now += DOUBTED_SECONDS
+        assert "alice" == await owner_of(known, bearer(OLD, "k"))
+        await issuer.reached.wait()
+        issuer.now += VERIFIED_SECONDS_MAX
+        asking = asyncio.create_task(owner_of(known, bearer(OLD, "k")))
+        await asyncio.sleep(0)
+        assert not asking.done()
+        issuer.keys = [published(NEW, kid="new")]
+        issuer.answers.set()
+        with pytest.raises(Unauthenticated):
+            await asking
+    assert 2 == issuer.asked
 
 
 async def test_a_client_that_meets_no_keys_learns_when_they_are_looked_for_again(
@@ -237,7 +258,7 @@ async def test_a_token_is_verified_again_though_the_wall_clock_is_set_back() -> 
         assert await owner_of(known, old) == "alice"
         issuer.wall_now -= 3600
         issuer.keys = [published(NEW, kid="new")]
-        issuer.now += KEPT_SECONDS + 1
+        issuer.now += DOUBTED_SECONDS + 1
         with pytest.raises(Unauthenticated):
             await owner_of(known, old)
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from stretto.errors import Overloaded, Unauthenticated
 from stretto.http.tokens.jwks import (
-    KEPT_SECONDS,
+    DOUBTED_SECONDS,
     KEYS_TRIED_MAX,
     LOOK_AGAIN_SECONDS,
     RETRY,
@@ -37,7 +37,7 @@ async def test_a_fetch_that_a_host_has_cancelled_is_made_again() -> None:
     async with issuer.authenticator() as known:
         key_set = known._key_set
         assert key_set is not None
-        issuer.now += KEPT_SECONDS + 1
+        issuer.now += DOUBTED_SECONDS + 1
         fetching = key_set._fetch_unless_just_tried()
         assert fetching is not None
         fetching.cancel()
@@ -109,7 +109,7 @@ async def test_dropped_keys_are_logged_once_until_they_change(
     async with issuer.authenticator() as known:
         for keys in (issuer.keys, issuer.keys[::-1], [published(OLD, kid="k"), encryption]):
             issuer.keys = keys
-            issuer.now += KEPT_SECONDS + 1
+            issuer.now += DOUBTED_SECONDS + 1
             await owner_of(known, bearer(OLD, "k"))
             # Else repeated lines are folded.
             flush_log()
@@ -135,7 +135,7 @@ async def test_a_set_without_a_usable_key_leaves_the_known_ones(keys: list[Any])
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
         issuer.keys = keys
-        issuer.now += KEPT_SECONDS + 1
+        issuer.now += DOUBTED_SECONDS + 1
         assert await owner_of(known, bearer(OLD, "k")) == "alice"
         with pytest.raises(Overloaded, match="not known yet"):
             await owner_of(known, bearer(NEW, "new"))

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from stretto.errors import Overloaded, Unauthenticated
-from stretto.http.tokens.jwks import KEPT_SECONDS, LOOK_AGAIN_SECONDS, WAITING_MAX
+from stretto.http.tokens.jwks import DOUBTED_SECONDS, LOOK_AGAIN_SECONDS, WAITING_MAX
 from support.issuer import NEW, OLD, Issuer, bearer, owner_of, published
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def test_where_many_wait_a_client_whose_key_is_known_does_not(
     known: Authenticator, issuer: Issuer
 ) -> None:
     """Also where it is time to fetch the keys again: one of them may be withdrawn seconds later."""
-    issuer.now += KEPT_SECONDS
+    issuer.now += DOUBTED_SECONDS
     waiting = await waiting_for(known, issuer, bearer(OLD, "k"))
     assert "alice" == await owner_of(known, bearer(OLD, "k"))
     issuer.answers.set()

@@ -1,15 +1,14 @@
 """The token issuer's published keys (RFC 7517), fetched at the start and when needed.
 
-Known keys stay in use while the issuer does not answer, or publishes none that we can use. A failed
-fetch is repeated by the next request after a pause, which grows while fetches fail.
+Known keys stay in use while they are fetched again, and while the issuer does not answer, or publishes none
+that we can use. A failed fetch is repeated by the next request after a pause, which grows while fetches fail.
 
 A token that names an unknown key, or does not fit the key that it names, leads to another fetch,
 but seldom: forged tokens must not flood the issuer with requests. A token with an unknown key is
 refused only after a fetch that began later than a token first named that key; until then the key may
-be new. From then on it is refused at once where the last fetch has just been, as forged tokens are
-that come again and again: a key that was named before it was published is found by the next fetch, up
-to `LOOK_AGAIN_SECONDS` late. So it is with a token that does not fit a known key, from the first one
-on: it is far more often forged than new.
+be new. From then on it is refused at once where the last fetch has just been: a key that was named before
+it was published is found by the next fetch, up to `LOOK_AGAIN_SECONDS` late. So it is with a token that
+does not fit a known key, from the first one on: it is far more often forged than new.
 
 Few requests wait for a fetch at a time: while the issuer is slow, tokens of anyone's making would else
 hold all connections. The others are not judged, and their clients are asked to try again.
@@ -36,13 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 KEPT_SECONDS: Final = 600.0
+# Only beyond this age a request with a known key waits for the fetch: the key may be withdrawn by now.
+DOUBTED_SECONDS: Final = 2 * KEPT_SECONDS
 # For so long, keys are trusted while their issuer does not answer, or publishes no usable one.
 STALE_SECONDS: Final = 24 * 3600.0
 # From an answer of the issuer to the next fetch for an unknown or a replaced key. Any client can
 # cause such a fetch with a token of its own making; the first clients of a new key wait so long.
 LOOK_AGAIN_SECONDS: Final = 5.0
-# The same after failed fetches. The first pause is short: after a start or a rotation, one lost
-# answer must not keep clients out. The longest spares an issuer that stays away.
+# The same after failed fetches. The first pause is short: one lost answer must not keep clients out. The
+# longest spares an issuer that stays away.
 RETRY: Final = Backoff(0.5, 30.0)
 # Ids of keys that are remembered, unknown ones too. The oldest is forgotten first: if its key is
 # unknown, its clients wait a fetch longer.
@@ -50,8 +51,8 @@ KEY_IDS_MAX: Final = 1000
 # Keys that are tried for one token. A wrong token costs one verification for each.
 KEYS_TRIED_MAX: Final = 8
 FETCH_SECONDS: Final = 3.0
-# Requests that go on in one turn of the loop once a fetch has ended: many may have waited for it, and
-# each verifies its token then. Others, such as health checks, are served in between.
+# Requests that go on in one turn of the loop once a fetch has ended: each verifies its token then.
+# Others, such as health checks, are served in between.
 REQUESTS_PER_TURN: Final = 32
 # Requests that wait for a fetch at a time: enough for the users who come within a fetch just after the
 # issuer has a new key. Each holds a connection for as long as the fetch takes.
@@ -126,18 +127,18 @@ class KeySet:
     async def keys(self, kid: str | None, algorithm: str | None) -> tuple[TokenKey, ...]:
         """Return the keys that may have signed a token of that id and algorithm; empty if none may.
 
-        Raises `Overloaded` if no key can be fetched at all, and while it is not known whether the
-        issuer has such a key: also where too many wait to find that out.
+        Raises `Overloaded` if no key can be fetched at all, and while it is not known, also where too
+        many wait, whether the issuer has such a key.
         """
         known = self._find(kid, algorithm)
         # Of a known key too: once it is withdrawn, its tokens are refused without another fetch.
         fetches = self._note_named(kid)
         if not known or self._age_seconds > KEPT_SECONDS:
             fetching = self._fetch_unless_just_tried()
-            # After a failed fetch, a request whose key is known does not wait for the next one, nor where
-            # too many wait.
+            # For a known key not after a failed fetch, nor where too many wait.
             may_wait = self._failure is None and self._waiting < self._waiting_max
-            if fetching is not None and (not known or may_wait):
+            is_doubted = self._age_seconds > DOUBTED_SECONDS and may_wait
+            if fetching is not None and (is_doubted or not known):
                 await self._end_of(fetching)
         known = self._find(kid, algorithm)
         if known:
