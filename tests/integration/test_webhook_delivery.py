@@ -20,7 +20,7 @@ from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.observations import EventDeadLettered, PlaceLost, WebhookDisabled, WebhookTried
-from stretto.postgres.deliveries import dead_letters, retry_dead_letters
+from stretto.postgres.deliveries import TIMELESS, dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
 from stretto.targets.bus import BusUnavailable
@@ -98,7 +98,7 @@ async def opened(
     """Open a sender that takes its turns when the test says so; yields what it reports, too."""
     events: list[Observation] = []
     async with WebhookEndpoint(settings_of(receiver)) as endpoint:
-        store = PostgresWebhookStore(database, endpoint.url_digest, clock)
+        store = PostgresWebhookStore(database, endpoint.url_digest, clock, events.append)
         sender = WebhookSender(store, endpoint, events.append, lease_seconds=lease_seconds)
         await sender.open()
         yield sender, events
@@ -184,6 +184,34 @@ async def test_events_from_before_the_first_start_are_not_sent(
     async with opened(database, receiver, clock) as (sender, _):
         await work(sender)
     assert ids == receiver.ids
+
+
+@pytest.mark.parametrize("event_type", [None, "group.changed"])
+async def test_a_row_of_which_no_event_can_be_made_is_a_dead_letter_and_holds_up_no_other(
+    event_type: str | None,
+    database: Database,
+    receiver: Receiver,
+    clock: Clock,
+    connection: Connection,
+) -> None:
+    """It was written by hand: its id has a time beyond the year 9999."""
+    no_time = uuid.UUID("ffffffff-ffff-4fff-bfff-ffffffffffff")
+    async with opened(database, receiver, clock) as (sender, observed):
+        await connection.execute(
+            """INSERT INTO outbox_delivery (reader, event_id, subject, conversation_id, recipients,
+                                            group_name, created_at, due_at, event_type)
+               VALUES ('webhook', $1, $1, $1, '{a}', 'Team', '2026-01-01', '2026-01-01', $2)""",
+            *(no_time, event_type),
+        )
+        ids = await commit_events(connection)
+        await work(sender)
+        await work(sender)
+    assert ids == receiver.ids
+    (letter,) = await dead_letters(connection, 10)
+    assert f"webhook: {TIMELESS}" == letter["dead_reason"]
+    assert [EventDeadLettered(no_time, f"webhook: {TIMELESS}")] == [
+        each for each in observed if isinstance(each, EventDeadLettered)
+    ]
 
 
 async def test_an_event_that_commits_late_is_not_passed_over_and_holds_back_no_other(

@@ -266,10 +266,10 @@ def _reads(database: Database, write_stores: Sequence[PostgresWriteStore]) -> Re
 
 
 def _webhook(inputs: Inputs) -> WebhookSender | None:
-    if inputs.endpoint is None:
+    if (endpoint := inputs.endpoint) is None:
         return None
-    store = PostgresWebhookStore(inputs.database, inputs.endpoint.url_digest)
-    return WebhookSender(store, inputs.endpoint, inputs.observe, tracing=inputs.tracing)
+    store = PostgresWebhookStore(inputs.database, endpoint.url_digest, observe=inputs.observe)
+    return WebhookSender(store, endpoint, inputs.observe, tracing=inputs.tracing)
 
 
 def _nats(
@@ -287,7 +287,8 @@ def _nats(
 
 def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> OutboxRelay | None:
     """Return what publishes the log; without a bus, of a host or of ours, there is none."""
-    store, observe = PostgresBusStore(inputs.database), inputs.observe
+    observe = inputs.observe
+    store = PostgresBusStore(inputs.database, observe=observe)
     if inputs.bus is not None:
         hosts = HostsBus(inputs.bus, observe, settings.relay.relay_lease_seconds)
         return DoubtedRelay(store, hosts, observe, settings.relay, tracing=inputs.tracing)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from stretto.events.log import LoggedEvent
     from stretto.events.place import Place
+    from stretto.observations import Observer
     from stretto.postgres.connections import Database
 
 READER: Final = "bus"
@@ -27,10 +28,13 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
     """A `BusStore`."""
 
     def __init__(
-        self, database: Database, now: Callable[[], datetime | None] = lambda: None
+        self,
+        database: Database,
+        now: Callable[[], datetime | None] = lambda: None,
+        observe: Observer = lambda _: None,
     ) -> None:
         PostgresLogStore.__init__(self, database.upkeep)
-        PostgresDeliveryStore.__init__(self, database, READER, now)
+        PostgresDeliveryStore.__init__(self, database, READER, now, observe=observe)
         self._last: Place | None = None
         """The last place of the reader's that this process has seen."""
 

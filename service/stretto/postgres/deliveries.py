@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from stretto.observations import EventDeadLettered
 from stretto.postgres.log import MEMBER_IDS_MAX, committed_event
 from stretto.postgres.queries import QUERIES
-from stretto.targets.delivery import Delivery
+from stretto.targets.delivery import Delivery, PutOff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from stretto.observations import Observer
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
-    from stretto.targets.delivery import PutOff
 
 # Deliveries in a transaction of a command, which may go through millions: some 50 ms. Senders wait for
 # the rows for less than their lock time-out, and a role's time-out behind a pooler ends no page.
 PAGE_MAX: Final = 1000
+TIMELESS: Final = "its conversation_id (of a change its event_id) is no UUIDv7, and so has no time"
 
 
 class PostgresDeliveryStore:
@@ -33,12 +35,14 @@ class PostgresDeliveryStore:
         reader: str,
         now: Callable[[], datetime | None],
         target_digest: bytes | None = None,
+        observe: Observer = lambda _: None,
     ) -> None:
         """Take the digest of the target that is called; None for the bus, which has no address."""
         self._database = database
         self._reader = reader
         self._now = now
         self._target_digest = target_digest
+        self._observe = observe
         self.is_disabled = False
         """Whether the target was disabled when the oldest event was last asked for."""
         self.has_marked = False
@@ -52,7 +56,10 @@ class PostgresDeliveryStore:
         lease_seconds: float,
         under_way: Mapping[str, int] | None = None,
     ) -> list[Delivery]:
-        """Lease due deliveries; none while the target is paused, disabled, or another one."""
+        """Lease due deliveries; none while the target is paused, disabled, or another one.
+
+        A row of which no event can be made becomes a dead letter.
+        """
         async with self._database.upkeep() as connection:
             rows = await connection.fetch(
                 QUERIES["take_deliveries"],
@@ -69,11 +76,22 @@ class PostgresDeliveryStore:
         self.has_marked = bool(rows) and rows[0]["has_marked"]
         if rows:
             self._last_owner = rows[0]["last_owner"]
-        return [
-            Delivery(committed_event(row), row["tries"], row["delivery_owner"])
-            for row in rows
-            if row["event_id"] is not None
-        ]
+        deliveries, timeless = [], []
+        for row in rows:
+            if row["event_id"] is None:
+                continue
+            try:
+                event = committed_event(row)
+            except (ValueError, OverflowError):
+                # Written by hand: it must not end every turn from now on.
+                timeless.append(PutOff(row["event_id"], dead_reason=TIMELESS))
+            else:
+                deliveries.append(Delivery(event, row["tries"], row["delivery_owner"]))
+        if timeless:
+            reader = "" if self._target_digest is None else f"{self._reader}: "
+            for event_id in await self.settle((), timeless):
+                self._observe(EventDeadLettered(event_id, f"{reader}{TIMELESS}"))
+        return deliveries
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> frozenset[UUID]:
         """Delete the deliveries that were sent; put off the others. Return the new dead letters.

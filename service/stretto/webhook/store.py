@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from stretto.events.place import Place
+    from stretto.observations import Observer
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
 
@@ -34,9 +35,10 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         database: Database,
         url_digest: bytes,
         now: Callable[[], datetime | None] = lambda: None,
+        observe: Observer = lambda _: None,
     ) -> None:
         PostgresLogStore.__init__(self, database.upkeep)
-        PostgresDeliveryStore.__init__(self, database, READER, now, url_digest)
+        PostgresDeliveryStore.__init__(self, database, READER, now, url_digest, observe)
         self._last: Place | None = None
         """The last place of the reader's that this process has seen."""
 
