@@ -102,8 +102,9 @@ async def test_owners_whose_deliveries_are_put_off_are_passed_over(turns: Turns)
 async def test_a_turn_looks_at_so_many_owners_and_the_next_one_at_those_behind(
     turns: Turns,
 ) -> None:
-    """Even if it has taken nothing: the oldest are of an owner that gets no more."""
-    await turns.wait("a", OLDEST_MAX, seconds=3600)
+    """Even if it has taken nothing: the oldest and the newest are of an owner that gets no more."""
+    for seconds in (3600, 1):
+        await turns.wait("a", OLDEST_MAX, seconds=seconds)
     for number in range(OWNERS_MAX - 1):
         await turns.wait(f"b{number:02}", seconds=-3600, is_marked=True)
     await turns.wait("c")

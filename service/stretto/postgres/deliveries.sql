@@ -9,7 +9,9 @@
 -- $7 on, to the earliest of each. It ends when it has met as many that have something due and nothing under
 -- way as there is room for, and after 64. The room that is left goes to the oldest due, of which the first
 -- 128 are looked at: more may be of one owner that gets no more. What has become due by the time and is not
--- marked, as after a pause or at the end of a lease, is looked at as well: the first 128.
+-- marked, as after a pause or at the end of a lease, is looked at as well: the first 128. Where the walk has
+-- met an owner with nothing due, as after migration 29, there may be many such: then so is what has become
+-- due last.
 -- Who has fewest, with what is under way ($9 for each owner of $8), comes first; and no owner gets more
 -- than twice as many as are left for all (if $8 is null, there is no such bound). However many deliveries
 -- and owners wait, some hundred rows are read. The numbers stand in the text: the planner could not
@@ -70,6 +72,11 @@ WITH RECURSIVE clock AS MATERIALIZED (
         ORDER BY waiting.due_at, waiting.event_id LIMIT 128
     ) AS unmarked
     WHERE number = 0
+    UNION
+    SELECT newest.* FROM turn CROSS JOIN LATERAL (
+        SELECT * FROM waiting WHERE waiting.due_at <= reader_now ORDER BY waiting.due_at DESC LIMIT 128
+    ) AS newest
+    WHERE EXISTS (SELECT FROM walk WHERE walk.due_at > reader_now)
 ), ranked AS MATERIALIZED (
     SELECT found.event_id, number, found.due_at AS waits_since,
            row_number() OVER (PARTITION BY owner_id ORDER BY found.due_at)
