@@ -50,6 +50,12 @@ class Crowd:
         return client
 
 
+def make_new(clients: list[ClientConnection]) -> None:
+    """Have them connected just now, however busy the machine is."""
+    for client in clients:
+        client.connected_at = asyncio.get_running_loop().time()
+
+
 async def wait_for_ever(*_: object) -> None:
     """Have no turn."""
     await asyncio.Event().wait()
@@ -136,9 +142,8 @@ async def test_connections_of_strangers_make_room_before_all_others(
         await until(lambda: user.is_idle)
         user.user = UserId("alice")
         user.connected_at -= STRANGER_SECONDS
-        for _ in range(CONNECTIONS_MAX - 2):
-            # They may be users, whose requests are on their way.
-            clients.connect()
+        # They may be users, whose requests are on their way.
+        newcomers = [clients.connect() for _ in range(CONNECTIONS_MAX - 2)]
         with monkeypatch.context() as patches:
             if does == "waits for its turn":
                 # As where many do.
@@ -146,6 +151,7 @@ async def test_connections_of_strangers_make_room_before_all_others(
             stranger = clients.connect(b"" if does == "is silent" else READ)
             await until(lambda: stranger.is_idle or stranger.waits_for_turn)
         stranger.connected_at -= STRANGER_SECONDS
+        make_new(newcomers)
         clients.connect()
         assert [stranger] == [client for client in clients.made if client.transport is None]
 
@@ -156,11 +162,24 @@ async def test_a_connection_that_has_just_been_made_is_no_strangers() -> None:
         user = clients.connect(PING)
         await until(lambda: user.is_idle)
         user.user = UserId("alice")
-        for _ in range(CONNECTIONS_MAX - 1):
-            clients.connect()
+        newcomers = [clients.connect() for _ in range(CONNECTIONS_MAX - 1)]
         await until(lambda: all(client.is_idle for client in clients.made))
+        make_new(newcomers)
         clients.connect()
         assert [user] == [client for client in clients.made if client.transport is None]
+
+
+async def test_connections_that_are_made_again_and_again_push_out_no_users() -> None:
+    """On which nothing is sent; a user has its own for longer than each of them."""
+    async with crowd() as clients:
+        user = clients.connect(PING)
+        await until(lambda: user.is_idle)
+        user.user = UserId("alice")
+        silent = [clients.connect() for _ in range(CONNECTIONS_MAX - 1)]
+        await until(lambda: all(client.is_idle for client in clients.made))
+        silent[0].connected_at -= 0.25
+        clients.connect()
+        assert [silent[0]] == [client for client in clients.made if client.transport is None]
 
 
 async def test_the_oldest_connections_of_strangers_make_room() -> None:

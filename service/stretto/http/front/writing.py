@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 DROPPED_BYTES_MAX: Final = 16 * 1024 * 1024
 # Some round trips, in which a client sees the end of the last answer and closes.
 LINGER_SECONDS: Final = 2.0
-# A client that has just connected may be a user, whose request is on its way.
-STRANGER_SECONDS: Final = 1.0
+# A client that has just connected may be a user, whose request is on its way: it comes with the last packet of
+# the handshake, or just behind it. Whoever connects again and again must not keep places for longer.
+STRANGER_SECONDS: Final = 0.1
 
 
 class BoundedWriting(RequestHandler):
@@ -69,7 +70,7 @@ class BoundedWriting(RequestHandler):
 
     @property
     def is_of_stranger(self) -> bool:
-        """Whether the last request had no token that is known, or no request has come for a second."""
+        """Whether the last request had no token that is known, or none has come in time."""
         is_late = self._loop.time() >= self.connected_at + STRANGER_SECONDS
         return self.user is None and (self._request_count > 0 or is_late)
 
