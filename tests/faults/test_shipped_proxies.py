@@ -299,6 +299,84 @@ async def test_an_address_with_too_many_requests_is_told_so_by_a_shipped_nginx(
         writer.close()
 
 
+@pytest.mark.parametrize(
+    ("network", "others"),
+    [
+        (
+            "2001:db8:1:2::1 2001:db8:1:2:3:4:5:6 2001:db8:1:2:ffff::",
+            "2001:db8:1:3::1 2001:db8:1::1",
+        ),
+        ("2001:db8:1::1 2001:db8:1::2:3:4 2001:db8:1::", "2001:db8:2::1 2001:db8::1"),
+        ("2001:db8::1 2001:db8::4:3:2:1", "2001:db8:0:1::1 2001:db9::1"),
+        ("192.0.2.1 192.0.2.1", "192.0.2.2 ::ffff:192.0.2.2 2001:db8::1"),
+        ("::ffff:192.0.2.1 ::ffff:192.0.2.1", "::ffff:192.0.2.2 ::1"),
+    ],
+)
+async def test_a_shipped_nginx_counts_a_network_of_ipv6_as_one(
+    network: str, others: str, tmp_path: Path
+) -> None:
+    """A /64: one client has all of its addresses. Each of IPv4 counts by itself."""
+    asked = """client_header_timeout 10s;
+        set_real_ip_from 127.0.0.1;
+        real_ip_header X-Client;
+        location = /v1/network { return 200 $stretto_network; }"""
+    paces = {"client_header_timeout 10s;": asked}
+    instance = Instance()
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        instance.running() as url,
+        behind("nginx", tmp_path, url, url, paces=paces) as (api, _),
+    ):
+
+        async def counted_as(address: str) -> bytes:
+            return (await api.get("/v1/network", headers={"X-Client": address})).body
+
+        own = [await counted_as(address) for address in network.split()]
+        apart = [await counted_as(address) for address in others.split()]
+        assert 1 == len({*own})
+        assert own[0] not in apart
+
+
+@pytest.mark.parametrize("is_of_both_kinds", [False, True])
+async def test_a_shipped_haproxy_counts_a_network_as_one(
+    is_of_both_kinds: bool, tmp_path: Path
+) -> None:
+    """Its mask is tried with a /24. An address of IPv4 that is written as one of IPv6 counts by itself."""
+    paces = {"sc0_conn_cur gt 100": "sc0_conn_cur gt 1", "ipmask(32,64)": "ipmask(24,64)"}
+    if not is_of_both_kinds:
+        # The first rule takes addresses of IPv4 in either form.
+        paces["{ src ::ffff:0:0/96 }"] = "{ always_false }"
+    else:
+        port = free_port()
+        both = tmp_path / "haproxy/both.pem"
+        paces["alpn h2,http/1.1"] = f"alpn h2,http/1.1\n    bind :::{port} v4v6 ssl crt {both}"
+    instance = Instance()
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        instance.running() as url,
+        behind("haproxy", tmp_path, url, url, paces=paces) as (api, tls),
+    ):
+        place = URL(api.url).with_port(port) if is_of_both_kinds else URL(api.url)
+
+        async def connects_from(address: str) -> bool:
+            try:
+                _, writer = await asyncio.open_connection(
+                    place.host, place.port, ssl=tls, local_addr=(address, 0)
+                )
+            except (OSError, ssl.SSLError):
+                return False
+            writers.append(writer)
+            return True
+
+        writers: list[asyncio.StreamWriter] = []
+        assert await connects_from("127.0.1.1")
+        assert is_of_both_kinds == await connects_from("127.0.1.2")
+        assert not await connects_from("127.0.1.1")
+        assert await connects_from("127.0.2.1")
+        for writer in writers:
+            writer.close()
+
+
 @asynccontextmanager
 async def dropping_service() -> AsyncIterator[str]:
     """Run what closes without an answer if it is asked to; yields its URL."""

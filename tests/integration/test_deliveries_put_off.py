@@ -97,7 +97,8 @@ async def test_however_many_owners_are_put_off_anothers_event_is_taken_at_once(
     deliveries: Deliveries,
 ) -> None:
     """On either side of it, wherever the turn begins, and beside an owner that gets no more."""
-    await deliveries.wait("hanging", 400, seconds=3600)
+    for seconds in (3600, 1):
+        await deliveries.wait("hanging", 400, seconds=seconds)
     await deliveries.wait("a%", 1500, seconds=-300, is_due=False)
     await deliveries.wait("z%", 1500, seconds=-300, is_due=False)
     for owner in ("m", "k", "n"):

@@ -216,6 +216,8 @@ async def test_no_owner_that_has_enough_under_way_ends_a_turn(turns: Turns) -> N
     """Nor one whose deliveries are put off: who is behind them would get nothing from it."""
     for owner in "ab":
         await turns.wait(owner, OLDEST_MAX, seconds=3600)
+        # What has become due last is theirs, too.
+        await turns.wait(owner, OLDEST_MAX, seconds=1)
     for owner in "cd":
         await turns.wait(owner, seconds=-3600, is_marked=True)
     await turns.wait("e")
