@@ -520,6 +520,34 @@ CREATE INDEX outbox_delivery_owed ON outbox_delivery (reader, created_at)
 -- caller sends. The number is the version: a routine never changes. One that does something else gets
 -- another number beside the old, so that instances of both versions run side by side.
 
+-- require_home: return `value`, if each table with which groups are written, read and deleted is found in the
+-- schema `home` from here, or if that is null. Else fail, which is no refusal of a row. Another schema that
+-- the search_path names first may get a table of such a name at any time, such as a host's own conversation:
+-- then rows of one group would go to two schemas. A statement calls it by its full name, so that none of
+-- another schema answers instead.
+CREATE FUNCTION require_home_1(home text, value text) RETURNS text
+    LANGUAGE plpgsql
+    STABLE
+AS $$
+BEGIN
+    IF home IS NULL
+       OR pg_table_is_visible(to_regclass(home || '.attempt'))
+          AND pg_table_is_visible(to_regclass(home || '.chat_group'))
+          AND pg_table_is_visible(to_regclass(home || '.conversation'))
+          AND pg_table_is_visible(to_regclass(home || '.conversation_member'))
+          AND pg_table_is_visible(to_regclass(home || '.history_start'))
+          AND pg_table_is_visible(to_regclass(home || '.outbox'))
+          AND pg_table_is_visible(to_regclass(home || '.outbox_history'))
+          AND pg_table_is_visible(to_regclass(home || '.outbox_present'))
+          AND pg_table_is_visible(to_regclass(home || '.outbox_server'))
+          AND pg_table_is_visible(to_regclass(home || '.outbox_slot')) THEN
+        RETURN value;
+    END IF;
+    RAISE EXCEPTION 'the session leads to tables of another schema than %', home
+        USING ERRCODE = 'invalid_schema_name';
+END
+$$;
+
 -- claim_attempts: insert the pending attempts of a batch and return the tokens that won. Commits
 -- without waiting for the disk: the leader's settle notices a claim that was lost in a crash. A key
 -- whose group exists is not claimed, so that a request that is refused as a reuse leaves no attempt.

@@ -40,12 +40,12 @@ def own() -> str:
 
 
 def _filled(name: str, values: list[str]) -> str:
-    """Fill in an array for each parameter of the batch, then the lock time-out, and no schema to check."""
+    """Fill in an array for each parameter of the batch; the last one is the lock time-out."""
 
     def array(parameter: re.Match[str]) -> str:
         number = int(parameter[1])
         if number > len(values):
-            return "'1s'" if number == len(values) + 1 else "null"
+            return "'1s'"
         value = values[number - 1].replace("{id}", _ID)
         return f"ARRAY[{value}]"
 

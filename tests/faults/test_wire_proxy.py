@@ -33,7 +33,7 @@ async def broken(proxy: WireProxy) -> AsyncIterator[Connection]:
 async def claim(connection: Connection) -> int:
     """Run the claim with a key of its own; return how many it won."""
     columns = [uuid4()], ["o"], [b"f" * 16], [uuid4()]
-    return len(await connection.fetchval(QUERIES["claim"], *columns, "1s", None))
+    return len(await connection.fetchval(QUERIES["claim"], *columns, "1s"))
 
 
 async def claims(connection: Connection) -> int:

@@ -150,10 +150,10 @@ async def _needed_by_a_lead(connection: Connection) -> set[str]:
     """Return the tables that a lead locks, read from the server after one that is rolled back."""
     ours, transaction = write("needs"), connection.transaction()
     await transaction.start()
-    await connection.fetchval(QUERIES["claim"], *attempt_columns([ours]), "1s", None)
+    await connection.fetchval(QUERIES["claim"], *attempt_columns([ours]), "1s")
     tokens = [ours.claim_token]
     await connection.fetchval(
-        QUERIES["lead"], [ours.group_id], tokens, *group_columns([ours]), "1s", None
+        QUERIES["lead"], [ours.group_id], tokens, *group_columns([ours]), "1s"
     )
     rows = await connection.fetch(
         """SELECT relation::regclass::text AS name FROM pg_locks

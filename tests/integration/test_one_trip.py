@@ -163,7 +163,7 @@ async def test_inside_a_transaction_it_is_refused_and_leaves_nothing(
 ) -> None:
     """A hook's transaction has a lead of its own; a mistake must not claim without a commit."""
     writes = [write("k")]
-    arguments = (*attempt_columns(writes), "1s", *group_columns(writes), "1s", None)
+    arguments = (*attempt_columns(writes), "1s", *group_columns(writes), "1s")
     with pytest.raises(asyncpg.InvalidTransactionTerminationError):
         async with connection.transaction():
             await connection.fetchval(QUERIES["claim_and_lead"], *arguments)
@@ -173,7 +173,7 @@ async def test_inside_a_transaction_it_is_refused_and_leaves_nothing(
 async def test_the_routines_run_where_the_search_path_leads(database_url: str) -> None:
     """In any schema, beside another one's: they name none, and follow their caller."""
     ours = write("k")
-    arguments = (*attempt_columns([ours]), "1s", *group_columns([ours]), "1s", None)
+    arguments = (*attempt_columns([ours]), "1s", *group_columns([ours]), "1s")
     connection = await connect(database_url)
     await connection.execute("CREATE SCHEMA other; CREATE TABLE other.attempt (LIKE attempt)")
     other = await asyncpg.connect(

@@ -10,7 +10,7 @@ from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting,
 from stretto.domain import CreatedGroup
 from stretto.errors import Failure
 from stretto.postgres.lanes import Lane
-from stretto.postgres.queries import QUERIES
+from stretto.postgres.queries import QUERIES, at_home
 from stretto.postgres.trail import instance
 from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
 from stretto.uuids import uuid4
@@ -48,11 +48,10 @@ class PostgresAttemptStore:
         """Read attempts and groups of many ids, each with its lease, in one query."""
         async with self._database.connection(Lane.LOOKS) as connection:
             rows = await connection.fetch(
-                QUERIES["look"],
+                at_home(QUERIES["look"], self._database.home),
                 [group_id for group_id, _ in wanted],
                 [lease_seconds for _, lease_seconds in wanted],
                 self._now(),
-                self._database.home,
             )
         return [_sighting(group_id, row) for (group_id, _), row in zip(wanted, rows, strict=True)]
 
@@ -60,7 +59,8 @@ class PostgresAttemptStore:
         """Settle the attempt as succeeded from the domain tables."""
         trace_id = trace_id_of(CURRENT_REQUEST.get())
         async with self._healing() as connection:
-            await connection.execute(QUERIES["heal"], group_id, uuid4(), instance(), trace_id)
+            heal = at_home(QUERIES["heal"], self._database.home)
+            await connection.execute(heal, group_id, uuid4(), instance(), trace_id)
 
     async def reclaim(
         self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
@@ -69,7 +69,7 @@ class PostgresAttemptStore:
         trace_id = trace_id_of(CURRENT_REQUEST.get())
         async with self._healing() as connection:
             reclaimed = await connection.fetchval(
-                QUERIES["reclaim"],
+                at_home(QUERIES["reclaim"], self._database.home),
                 *(group_id, seen, claim_token, lease_seconds, self._now(), instance(), trace_id),
             )
         return reclaimed is not None

@@ -1,4 +1,5 @@
--- A follower's statements: look, heal, reclaim.
+-- A follower's statements: look, heal, reclaim. Each fails where the session leads to another schema than
+-- ours, as a writer's do.
 
 -- name: look
 -- Read attempts and the groups of the same ids $1, or tombstones, a row for each, in their order. $2
@@ -8,7 +9,7 @@
 -- over. After a restart rows can be seen that a synchronous standby still lacks, and a primary that was
 -- replaced by its standby lacks rows. Where there is such a standby, an outcome, or that there is none, is
 -- reported only after the standby has it: reading it writes a message to the log, whose commit waits for the
--- standby. It fails where the session leads to another schema than $4, as a claim does (writes.sql).
+-- standby.
 SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
        attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
        greatest(now - attempt.claimed_at, attempt.claimed_at - now)
@@ -23,18 +24,13 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
                  AND current_setting('synchronous_standby_names') <> ''
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM unnest($1::uuid[], $2::float8[]) WITH ORDINALITY AS wanted (group_id, lease_seconds, number)
-CROSS JOIN (
-    SELECT CASE WHEN $4::text IS NULL
-                     OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($4 || '.attempt')
-                THEN coalesce($3::timestamptz, clock_timestamp())
-                ELSE current_setting('the session leads to tables of another schema')::timestamptz
-           END AS now
-) AS clock
+CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS clock
 LEFT JOIN LATERAL (SELECT * FROM attempt WHERE group_id = wanted.group_id LIMIT 1) AS attempt
     ON true
 LEFT JOIN LATERAL (
     SELECT * FROM chat_group WHERE group_id = wanted.group_id LIMIT 1
 ) AS chat_group ON true
+WHERE require_home_1(NULL, '') = ''
 ORDER BY number;
 
 -- name: heal
@@ -54,6 +50,7 @@ WITH pending AS MATERIALIZED (
     WHERE chat_group.group_id = $1
       AND chat_group.conversation_id IS NOT NULL
       AND attempt.group_id = (SELECT group_id FROM pending)
+      AND require_home_1(NULL, '') = ''
     RETURNING attempt.claimed_at
 ), restored AS (
     INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, conversation_id,
@@ -85,7 +82,7 @@ WITH clock AS MATERIALIZED (
         WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
           AND greatest(now - claimed_at, claimed_at - now) >= make_interval(secs => $4)
         FOR UPDATE OF attempt SKIP LOCKED
-    )
+    ) AND require_home_1(NULL, '') = ''
     RETURNING group_id, claimed_at
 )
 SELECT group_id, append_trail_1(group_id, claimed_at, 'reclaimed', $6, $2, $3, claimed_at, NULL, $7)

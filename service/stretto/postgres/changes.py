@@ -3,7 +3,8 @@
 Each change commits or is rolled back with what else the host writes there, and so does its one event.
 A change is idempotent by what it says: what is so already is not changed, and has no event. The
 creation's answer names ids alone, so that every replay of its key stays the same. Each raises
-`ConfigurationError`, before anything is changed, where codecs of the connection's change its values.
+`ConfigurationError`, before anything is changed, where codecs of the connection's change its values, policies
+may hide rows from its role, or its search_path does not lead to all of our tables in one schema.
 
 The group stays locked until the host's transaction ends. Creations wait for no such lock; other
 changes of the group do, and of two transactions that change two groups in opposite orders the server
@@ -18,11 +19,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from uuid import UUID
 
+import asyncpg
+
 from stretto.domain import NewGroup, UserId
 from stretto.errors import ChangeRefused, Failure, FieldError, NotFound, RequestInvalid
 from stretto.kinds import require_kind
 from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, ROLES
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import hidden_rows
 from stretto.start_errors import ConfigurationError
 from stretto.uuids import uuid7
 
@@ -57,6 +61,11 @@ _GROUP_MEMBERS_MAX: Final = MEMBERS_MAX + 1
 # codecs of its own.
 _SENT: Final = ("a", ["a", None], True, 7)
 _READ: Final = (("text", "a"), ("texts", ["a"]), ("number", 7), ("is_sent", True))
+
+_ELSEWHERE: Final = (
+    "the connection's search_path does not lead to stretto's tables and routines all in one schema: have it name"
+    " their schema first"
+)
 
 _NO_USERS: Final[Mapping[UserId, str | None]] = {}
 
@@ -158,7 +167,10 @@ async def delete_group(connection: Connection, group_id: UUID) -> bool:
     Its key is answered `GroupDeleted` for ever. All members get `group.deleted`.
     """
     require_kind("group_id", group_id, UUID)
-    return await connection.fetchrow(QUERIES["delete_group"], group_id, uuid7()) is not None
+    row = await _first_row(connection, QUERIES["delete_group"], group_id, uuid7())
+    if row is not None:
+        _require_session(row)
+    return row is not None
 
 
 async def _change(
@@ -176,15 +188,17 @@ async def _change(
             "a change must commit together with its event: call it within"
             " `async with connection.transaction()`"
         )
-    group = await connection.fetchrow(QUERIES["lock_group"], group_id, *_SENT)
-    if group is None:
-        message = f"There is no group {group_id}."
-        raise NotFound(message)
+    group = await _first_row(connection, QUERIES["lock_group"], group_id, *_SENT)
+    assert group is not None
     if any((type(group[name]), group[name]) != (type(value), value) for name, value in _READ):
         raise ConfigurationError(
             "the connection does not send or read values as the driver does: leave the codecs of"
             " PostgreSQL's own types as they are, or change groups on a connection of its own"
         )
+    _require_session(group)
+    if not group["is_there"]:
+        message = f"There is no group {group_id}."
+        raise NotFound(message)
     event_id = uuid7()
     row = await connection.fetchrow(
         QUERIES["change_group"],
@@ -200,6 +214,24 @@ async def _change(
     if row["revision"] is None:
         return None
     return GroupChange(event_id, row["revision"], tuple(row["users"]))
+
+
+async def _first_row(
+    connection: Connection, statement: str, *arguments: object
+) -> asyncpg.Record | None:
+    try:
+        return await connection.fetchrow(statement, *arguments)
+    except asyncpg.InvalidSchemaNameError as error:
+        raise ConfigurationError(_ELSEWHERE) from error
+
+
+def _require_session(row: asyncpg.Record) -> None:
+    """Raise `ConfigurationError` where a statement has found that its session does not suit."""
+    if row["elsewhere"] is not None:
+        raise ConfigurationError(_ELSEWHERE)
+    violation = hidden_rows(row)
+    if violation is not None:
+        raise ConfigurationError(violation)
 
 
 def _parsed(

@@ -1,19 +1,38 @@
 -- Changes of a group after its creation, in a transaction of the host's.
+--
+-- Each fails where our tables are not all found in the schema that has chat_group, and says so where the routines
+-- are not. It also says in which tables policies may hide rows from the role; what it touches stays locked, so that
+-- none are switched on meanwhile.
 
 -- name: lock_group
--- Lock the group $1 until the host's transaction ends; no row if there is no such group, or if it was
--- deleted. A statement that waits for a lock does not see what was committed meanwhile, so the change is
--- another one, which does. Where the transaction would commit without a flush, it flushes: readers of
--- the log take the commit of a visible event for one that a crash does not undo. Return a value of each
--- type that the change returns, and whether those of the types that it takes have arrived unchanged.
-SELECT CASE current_setting('synchronous_commit')
+-- Lock the group $1 until the host's transaction ends; it is not there if it was deleted. A statement that waits
+-- for a lock does not see what was committed meanwhile, so the change is another one, which does. Where the
+-- transaction would commit without a flush, it flushes: readers of the log take the commit of a visible event
+-- for one that a crash does not undo. Return a value of each type that the change returns, and whether those
+-- of the types that it takes have arrived unchanged.
+WITH home AS MATERIALIZED (
+    SELECT relnamespace::regnamespace::text AS name FROM pg_class WHERE oid = to_regclass('chat_group')
+), locked AS MATERIALIZED (
+    SELECT FROM chat_group
+    WHERE group_id = $1 AND conversation_id IS NOT NULL
+    FOR NO KEY UPDATE
+)
+SELECT EXISTS (SELECT FROM locked) AS is_there,
+       CASE current_setting('synchronous_commit')
            WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END AS flushed,
        'a'::text AS text, '{a}'::text[] AS texts, 7::int4 AS number,
        ($2::text, $3::text[], $4::boolean, $5::bigint)
-           = ('a'::text, ARRAY['a', NULL], true, 7::bigint) AS is_sent
-FROM chat_group
-WHERE group_id = $1 AND conversation_id IS NOT NULL
-FOR NO KEY UPDATE;
+           = ('a'::text, ARRAY['a', NULL], true, 7::bigint) AS is_sent,
+       (SELECT string_agg(name, ', ' ORDER BY name)
+        FROM unnest('{chat_group, conversation, conversation_member}'::text[]) AS name
+            LEFT JOIN (SELECT FROM conversation, conversation_member LIMIT 0) AS mentioned ON true
+        WHERE row_security_active(to_regclass(name))) AS filtered,
+       quote_ident(current_user) AS role,
+       (SELECT string_agg(name, ', ')
+        FROM unnest('{present_history_1, require_home_1}'::text[]) AS name
+        WHERE to_regproc(name) IS DISTINCT FROM to_regproc(home.name || '.' || name)) AS elsewhere
+FROM home
+WHERE require_home_1(home.name, '') = '';
 
 -- name: change_group
 -- Change the locked group $1, and write the event $2 of the type $3 about it, which goes to the members
@@ -104,6 +123,27 @@ SELECT refusal, (SELECT revision FROM revised) AS revision,
 FROM verdict;
 
 -- name: delete_group
--- Delete the group $1 of any owner; the event's id is $2. Return a row, without a column that a
--- host's codec could read in another way; none if it was deleted before, or where there is no such group.
-SELECT FROM delete_group_1($1, NULL, $2, NULL) AS is_deleted WHERE is_deleted;
+-- Delete the group $1 of any owner; the event's id is $2. Return a row; none if it was deleted before, or where
+-- there is no such group. All that a host's codec could read in another way is null, unless nothing was done.
+WITH home AS MATERIALIZED (
+    SELECT relnamespace::regnamespace::text AS name FROM pg_class WHERE oid = to_regclass('chat_group')
+), session AS MATERIALIZED (
+    SELECT (SELECT string_agg(name, ', ' ORDER BY name)
+            FROM unnest('{chat_group, conversation, conversation_member}'::text[]) AS name
+                LEFT JOIN (SELECT FROM chat_group, conversation, conversation_member LIMIT 0)
+                    AS mentioned ON true
+            WHERE row_security_active(to_regclass(name))) AS filtered,
+           (SELECT string_agg(name, ', ')
+            FROM unnest('{delete_group_1, present_history_1, require_home_1}'::text[]) AS name
+            WHERE to_regproc(name) IS DISTINCT FROM to_regproc(home.name || '.' || name))
+               AS elsewhere
+    FROM home
+    WHERE require_home_1(home.name, '') = ''
+), deletion AS MATERIALIZED (
+    SELECT *, CASE WHEN filtered IS NULL AND elsewhere IS NULL
+                   THEN delete_group_1($1, NULL, $2, NULL) END AS is_deleted
+    FROM session
+)
+SELECT filtered, elsewhere, CASE WHEN filtered IS NOT NULL THEN quote_ident(current_user) END AS role
+FROM deletion
+WHERE is_deleted OR filtered IS NOT NULL OR elsewhere IS NOT NULL;

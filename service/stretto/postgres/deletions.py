@@ -14,7 +14,7 @@ from stretto.postgres.connections import READ_SECONDS
 from stretto.postgres.driver_connection import sure_commits, terminate
 from stretto.postgres.driver_errors import in_words, is_misfit, is_of_one_statement
 from stretto.postgres.lanes import Lane
-from stretto.postgres.queries import QUERIES
+from stretto.postgres.queries import QUERIES, at_home
 from stretto.postgres.server_settings import require_all_rows
 from stretto.postgres.sessions import is_changed
 from stretto.postgres.write_columns import milliseconds
@@ -82,10 +82,9 @@ class _Session:
                         QUERIES["bound_statements"], milliseconds(seconds)
                     )
                     row = await self.connection.fetchrow(
-                        QUERIES["delete_group_of_owner"],
+                        at_home(QUERIES["delete_group_of_owner"], self.home),
                         *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
                         milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
-                        self.home,
                     )
                     assert row is not None
                     require_all_rows(row)

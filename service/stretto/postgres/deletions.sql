@@ -8,7 +8,7 @@ SELECT set_config('statement_timeout', $1, true);
 -- name: delete_group_of_owner
 -- Delete the group $1 for its owner $2; the event's id is $3, the request's trace $4. Return true; false
 -- if it was deleted before; null where this owner has no such group. Wait at most $5 for each lock: the
--- call in FROM comes first. It fails where the session leads to another schema than $6, as a claim does
+-- call in FROM comes first. It fails where the session leads to another schema than ours, as a claim does
 -- (writes.sql). Also in which tables policies may hide rows from the role, once the routine has locked them:
 -- no setting has it fail for that, and the owner's group would look as if it did not exist.
 SELECT delete_group_at_once_1($1, $2, $3, $4) AS is_deleted,
@@ -16,9 +16,4 @@ SELECT delete_group_at_once_1($1, $2, $3, $4) AS is_deleted,
         FROM unnest('{chat_group, conversation, conversation_member}'::text[]) AS name
         WHERE row_security_active(to_regclass(name))) AS filtered,
        quote_ident(current_user) AS role
-FROM set_config('lock_timeout',
-                CASE WHEN $6::text IS NULL
-                          OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($6 || '.attempt')
-                     THEN $5
-                     ELSE current_setting('the session leads to tables of another schema') END,
-                true);
+FROM set_config('lock_timeout', require_home_1(NULL, $5), true);

@@ -16,7 +16,7 @@ from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Part, Place, PositionLost, Present
 from stretto.postgres.connecting import READ_ONLY
 from stretto.postgres.lanes import Lane
-from stretto.postgres.queries import QUERIES
+from stretto.postgres.queries import QUERIES, at_home
 from stretto.postgres.server_settings import require_all_rows
 from stretto.postgres.servers import begin_history
 from stretto.store_errors import Unreachable
@@ -89,7 +89,7 @@ class PostgresLogStore:
         """
         async with self._acquire() as connection:
             first, *rows = await connection.fetch(
-                QUERIES["log_page"],
+                at_home(QUERIES["log_page"], self._home),
                 begin.history.number,
                 begin.xmax,
                 _positions(begin.running),
@@ -97,7 +97,6 @@ class PostgresLogStore:
                 users,
                 MEMBER_IDS_MAX,
                 *_parts(begin),
-                self._home,
             )
         require_all_rows(first)
         present = _present(orjson.loads(first["present"]))
@@ -129,7 +128,8 @@ class PostgresLogStore:
         if begin is not None:
             place = (begin.history.number, begin.xmax, _positions(begin.running), limit)
         async with self._acquire() as connection:
-            row = await connection.fetchrow(QUERIES["deleted_groups"], *place, self._home)
+            deleted_groups = at_home(QUERIES["deleted_groups"], self._home)
+            row = await connection.fetchrow(deleted_groups, *place)
             assert row is not None
             require_all_rows(row)
             present = _present(orjson.loads(row["present"]))

@@ -26,7 +26,7 @@ SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 -- they are returned only after the standby has them: the message's commit waits for it.
 -- Behind a pooler no setting has the statement fail where policies hide events, so it says whether they
 -- may: the log is locked, so that they are not switched on within the statement.
--- It fails where the session leads to another schema than $10, as a claim does (writes.sql).
+-- It fails where the session leads to another schema than ours, as a claim does (writes.sql).
 WITH wanted AS MATERIALIZED (
     SELECT unnest($5::text[]) AS member
 ), had AS MATERIALIZED (
@@ -65,16 +65,14 @@ SELECT row_to_json(outbox_present) AS present,
         WHERE next.number = $4 + 1 AND last.number = $4) > 0 AS is_cut,
        CASE WHEN current_setting('synchronous_standby_names') <> '' AND EXISTS (SELECT FROM page)
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
-       CASE WHEN $10::text IS NULL
-                 OR to_regclass('outbox') IS NOT DISTINCT FROM to_regclass($10 || '.outbox')
-            THEN CASE WHEN row_security_active('outbox') THEN 'outbox' END
-            ELSE current_setting('the session leads to tables of another schema') END AS filtered,
+       CASE WHEN row_security_active('outbox') THEN 'outbox' END AS filtered,
        quote_ident(current_user) AS role,
        NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
        NULL AS conversation_id, NULL AS owner_id, NULL AS group_name, NULL AS members_count,
        NULL AS group_kind, NULL AS metadata, NULL AS trace_context, NULL AS event_type,
        NULL AS change, NULL AS recipients, NULL AS member_ids, NULL AS number
 FROM outbox_present
+WHERE require_home_1(NULL, '') = ''
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
        recipients[1], group_name, cardinality(recipients),
@@ -89,17 +87,15 @@ ORDER BY number NULLS FIRST;
 -- present. All events behind the place are gone through: since the last look there are not many. The answer
 -- confirms what is remembered, so it waits for a synchronous standby, where there is one: a primary that was
 -- replaced by its standby, and still runs, knows of no deletion. Policies are looked for as in log_page, once
--- the routine has locked the log. So is another schema than $5.
+-- the routine has locked the log. So is another schema than ours.
 SELECT row_to_json(outbox_present) AS present,
        deleted_groups_1($1, $2, $3::text::xid8[], $4) AS group_ids,
        CASE WHEN current_setting('synchronous_standby_names') <> ''
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
-       CASE WHEN $5::text IS NULL
-                 OR to_regclass('outbox') IS NOT DISTINCT FROM to_regclass($5 || '.outbox')
-            THEN CASE WHEN row_security_active('outbox') THEN 'outbox' END
-            ELSE current_setting('the session leads to tables of another schema') END AS filtered,
+       CASE WHEN row_security_active('outbox') THEN 'outbox' END AS filtered,
        quote_ident(current_user) AS role
-FROM outbox_present;
+FROM outbox_present
+WHERE require_home_1(NULL, '') = '';
 
 -- name: reader_place
 -- Read the place of a reader $1.

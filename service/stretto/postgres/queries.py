@@ -7,6 +7,7 @@ a comment there calls "now" is the clock: null means the database's own.
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # The folders of the package that contain .sql files.
 _ROOMS: Final = ("postgres", "webhook")
+# How a statement asks where the session leads; without a schema, it asks nothing.
+_ANY_HOME: Final = "require_home_1(NULL, "
 
 
 def parse_queries(text: str) -> Mapping[str, str]:
@@ -30,6 +33,18 @@ def parse_queries(text: str) -> Mapping[str, str]:
             raise ValueError(message)
         queries[name] = statement.strip().rstrip(";")
     return MappingProxyType(queries)
+
+
+@cache
+def at_home(statement: str, home: str | None) -> str:
+    """Have a statement fail in a session that leads to another schema than `home`, if that is given.
+
+    Its routine is called by its full name, wherever the session leads.
+    """
+    if home is None:
+        return statement
+    literal = home.replace("'", "''")
+    return statement.replace(_ANY_HOME, f"{home}.require_home_1('{literal}', ")
 
 
 def schema_file() -> Traversable | Path:

@@ -13,7 +13,7 @@ from stretto.domain import NewGroup, UserId
 from stretto.postgres.connections import WRITE_SECONDS
 from stretto.postgres.driver_connection import is_lost, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
-from stretto.postgres.queries import QUERIES
+from stretto.postgres.queries import QUERIES, at_home
 from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
 from stretto.store_errors import Refused
 
@@ -34,7 +34,7 @@ async def rehearse(database: Database, owner: UserId | None) -> None:
     """
     new_group = NewGroup.parse(owner or _NOBODY, {"name": "readiness"})
     write = Write(uuid4(), uuid4(), uuid4(), new_group, new_group.fingerprint(), is_claimed=False)
-    patience = milliseconds(_LOCK_SECONDS)
+    patience, home = milliseconds(_LOCK_SECONDS), database.home
     connection = await database.acquire()
     try:
         with watchdog(connection, WRITE_SECONDS):
@@ -42,15 +42,14 @@ async def rehearse(database: Database, owner: UserId | None) -> None:
             await transaction.start()
             try:
                 await connection.fetchval(
-                    QUERIES["claim"], *attempt_columns([write]), patience, None
+                    at_home(QUERIES["claim"], home), *attempt_columns([write]), patience
                 )
                 await connection.fetchval(
-                    QUERIES["lead"],
+                    at_home(QUERIES["lead"], home),
                     [write.group_id],
                     [write.claim_token],
                     *group_columns([write]),
                     patience,
-                    None,
                 )
             finally:
                 await transaction.rollback()

@@ -19,7 +19,7 @@ from stretto.postgres.driver_connection import (
 from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.hook_patience import HookPatience
-from stretto.postgres.queries import QUERIES
+from stretto.postgres.queries import QUERIES, at_home
 from stretto.postgres.servers import enter_server, is_same_backend
 from stretto.postgres.sessions import is_changed, unchanged
 from stretto.postgres.stalls import Stalls, StepTimes
@@ -122,19 +122,18 @@ class PostgresWriteStore:
             self._stalls.ended("lead", connection, writes, is_hasty=is_hasty),
         ):
             led = await connection.fetchval(
-                QUERIES["claim_and_lead"],
+                at_home(QUERIES["claim_and_lead"], self._database.home),
                 *claim_columns(writes),
                 *group_columns(writes),
                 milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
-                self._database.home,
             )
         return self._noted(writes, set(led or ()))
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
         async with self._writing() as connection, self._stalls.ended("claim", connection, writes):
-            columns = (*claim_columns(writes), self._database.home)
-            won = await connection.fetchval(QUERIES["claim"], *columns)
+            claim = at_home(QUERIES["claim"], self._database.home)
+            won = await connection.fetchval(claim, *claim_columns(writes))
         return set(won or ())
 
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
@@ -147,7 +146,8 @@ class PostgresWriteStore:
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         """Return the tokens of the attempts that a lead would not have to wait for."""
         async with self._writing() as connection:
-            rows = await connection.fetch(QUERIES["unlocked"], *lead_ids(writes))
+            unlocked = at_home(QUERIES["unlocked"], self._database.home)
+            rows = await connection.fetch(unlocked, *lead_ids(writes))
         return {row["claim_token"] for row in rows}
 
     async def are_tables_locked(self) -> bool:
@@ -162,8 +162,9 @@ class PostgresWriteStore:
             self._stalls.ended("fail", connection, [write]),
             unchanged(connection, is_flushed=True),
         ):
+            fail = at_home(QUERIES["fail"], self._database.home)
             columns = (write.group_id, write.claim_token, failure.code, failure.detail)
-            settled = await connection.fetch(QUERIES["fail"], *columns, instance(), write.trace_id)
+            settled = await connection.fetch(fail, *columns, instance(), write.trace_id)
         return bool(settled)
 
     async def close(self) -> None:
@@ -220,7 +221,7 @@ class PostgresWriteStore:
         async with self._stalls.ended("lead", connection, writes, is_hasty=is_hasty):
             columns = (*lead_ids(writes), *group_columns(writes), milliseconds(lock_seconds))
             lead = QUERIES["lead"] if self.writes_at_once else QUERIES["lead_before_hook"]
-            led = await connection.fetchval(lead, *columns, self._database.home)
+            led = await connection.fetchval(at_home(lead, self._database.home), *columns)
         return set(led or ())
 
     async def _connect(self) -> Connection:

@@ -1,48 +1,29 @@
 -- A writer's statements: claim, lead, fail. What claims and leads are the routines of schema.sql.
 --
--- A claim and a lead fail where the session leads to another schema than their last argument, whose tables may be
--- another deployment's: a writer keeps its session for days, and behind a pooler each transaction may have
--- another one. The error, of a setting that does not exist, is no refusal of a row.
+-- Each fails where the session leads to another schema than ours (`at_home`), whose tables may be another
+-- deployment's or a host's: a writer keeps its session for days, and behind a pooler each transaction may have
+-- another one.
 
 -- name: claim_and_lead
 -- Claim a batch and lead what was won, in two commits and one round trip; return the tokens that
 -- led. Only outside a transaction.
 CALL claim_and_lead_4(
-    $1, $2, $3, $4,
-    CASE WHEN $16::text IS NULL
-              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($16 || '.attempt')
-         THEN $5
-         ELSE current_setting('the session leads to tables of another schema') END,
-    $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
+    $1, $2, $3, $4, require_home_1(NULL, $5), $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
 
 -- name: claim
 -- Claim alone; return the tokens that won.
-SELECT claim_attempts_1(
-    $1, $2, $3, $4,
-    CASE WHEN $6::text IS NULL
-              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($6 || '.attempt')
-         THEN $5
-         ELSE current_setting('the session leads to tables of another schema') END
-) AS won;
+SELECT claim_attempts_1($1, $2, $3, $4, require_home_1(NULL, $5)) AS won;
 
 -- name: lead
 -- Lead alone, in a transaction of its own; return the tokens that led.
 SELECT lead_groups_at_once_1(
-    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11,
-    CASE WHEN $13::text IS NULL
-              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt')
-         THEN $12
-         ELSE current_setting('the session leads to tables of another schema') END
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, require_home_1(NULL, $12)
 ) AS led;
 
 -- name: lead_before_hook
 -- Lead alone, in a transaction that goes on with a host's hook; return the tokens that led.
 SELECT lead_groups_4(
-    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11,
-    CASE WHEN $13::text IS NULL
-              OR to_regclass('attempt') IS NOT DISTINCT FROM to_regclass($13 || '.attempt')
-         THEN $12
-         ELSE current_setting('the session leads to tables of another schema') END
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, require_home_1(NULL, $12)
 ) AS led;
 
 -- name: unlocked
@@ -50,6 +31,7 @@ SELECT lead_groups_4(
 -- are held by another transaction, or carry another token by now.
 SELECT claim_token FROM attempt
 WHERE group_id = ANY ($1::uuid[]) AND claim_token = ANY ($2::uuid[]) AND status = 'pending'
+  AND require_home_1(NULL, '') = ''
 FOR UPDATE SKIP LOCKED;
 
 -- name: are_tables_locked
@@ -79,6 +61,7 @@ WITH failed AS (
                     coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)
     WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
       AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = $1)
+      AND require_home_1(NULL, '') = ''
     RETURNING *
 )
 SELECT claim_token, append_trail_1(group_id, settled_at, 'failed', $5, claim_token, claim_token,
