@@ -11,10 +11,11 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+import stretto
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.deletion import Deletion
-from stretto.domain import NewGroup, UserId
+from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable
 from stretto.events.place import History, Place
 from stretto.observations import Observation, UpkeepFailed
@@ -35,8 +36,9 @@ from stretto.store_errors import Misconfigured, Unreachable
 from stretto.webhook.store import PostgresWebhookStore
 from support.api_client import SECRET
 from support.both_stores import write
-from support.command_process import stretto
-from support.database import seen_by
+from support.changed_groups import TEAM, UNCHANGED, changed, changes, seen
+from support.command_process import stretto as run_command
+from support.database import connect, seen_by
 from support.pgbouncer import give_settings, running_pgbouncer, url_through
 from support.waiting import until
 from support.webhook_receiver import URL_DIGEST
@@ -44,6 +46,7 @@ from support.webhook_receiver import URL_DIGEST
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from stretto.assembly.component import Component
     from stretto.events.log import CommittedEvent
     from support.database import Connection
 
@@ -91,13 +94,13 @@ async def test_commands_refuse_a_database_whose_rows_are_hidden(
     await connection.execute("ALTER TABLE outbox DISABLE TRIGGER ALL; DELETE FROM outbox")
     await hide(connection)
     for command in (("check",), ("serve",), ("attempt", "alice", "k")):
-        code, output, errors = await stretto(*command, DATABASE_URL=role_url, JWT_SECRET=SECRET)
+        code, output, errors = await run_command(*command, DATABASE_URL=role_url, JWT_SECRET=SECRET)
         assert (2, "") == (code, output)
         assert f"row-level security applies to the role {role} in attempt, attempt_trail" in errors
         assert f"ALTER ROLE {role} BYPASSRLS" in errors
     for url in (database_url, role_url):
         await connection.execute(f"ALTER ROLE {role} BYPASSRLS")
-        code, output, _ = await stretto("check", DATABASE_URL=url)
+        code, output, _ = await run_command("check", DATABASE_URL=url)
         assert (1, True) == (code, "1 attempts, 1 groups, 0 events" in output)
 
 
@@ -500,3 +503,57 @@ async def test_a_deletion_from_which_rows_are_hidden_is_an_error(
             await delete()
         await hide(connection, table, verb="DISABLE")
         assert await delete()
+
+
+@pytest.mark.parametrize("table", ["chat_group", "conversation", "conversation_member"])
+async def test_a_hosts_connection_from_which_rows_are_hidden_changes_nothing(
+    table: str, role: str, role_url: str, connection: Connection, component: Component
+) -> None:
+    """Members it does not see would get no event; the twins are a role that passes by policies, and an owner."""
+    made = await component.creator.create(IdempotencyKey("k"), TEAM)
+    group = made.group.group_id
+    await connection.execute(f"CREATE POLICY shown ON {table} USING (true)")
+    await hide(connection, table)
+    host = await connect(role_url)
+    calls: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (stretto.rename_group, {"name": "Crew"}),
+        (stretto.add_members, {"roles": {"dave": "member"}}),
+        (stretto.remove_members, {"users": ["bob"]}),
+        (stretto.set_role, {"user": "carol", "role": "member"}),
+        (stretto.delete_group, {}),
+    )
+    words = f"applies to the role {role} in {table}:"
+    for change, arguments in calls:
+        with pytest.raises(stretto.ConfigurationError, match=words):
+            await changed(host, change, group, **arguments)
+    with pytest.raises(stretto.ConfigurationError, match=words):
+        await stretto.delete_group(host, group)
+    owner = await connection.fetchval("SELECT current_user")
+    await connection.execute(f"ALTER TABLE {table} OWNER TO {role}")
+    await hide(connection, table, verb="FORCE")
+    with pytest.raises(stretto.ConfigurationError, match=words):
+        await stretto.delete_group(host, group)
+    assert UNCHANGED == await seen(connection, group)
+    assert [] == await changes(connection)
+    await hide(connection, table, verb="NO FORCE")
+    for change, arguments in calls[:2]:
+        assert await changed(host, change, group, **arguments)
+    await connection.execute(f"ALTER TABLE {table} OWNER TO {owner}; ALTER ROLE {role} BYPASSRLS")
+    await grant(connection, "stretto", [role])
+    for change, arguments in calls[2:]:
+        assert await changed(host, change, group, **arguments)
+    await host.close()
+
+
+async def test_no_policies_are_switched_on_between_the_look_of_a_change_and_the_change(
+    connection: Connection, component: Component
+) -> None:
+    """The look locks each table, so the operator's statement waits."""
+    made = await component.creator.create(IdempotencyKey("k"), TEAM)
+    async with connection.transaction():
+        arguments = (made.group.group_id, "a", ["a", None], True, 7)
+        await connection.fetch(QUERIES["lock_group"], *arguments)
+        locked = await connection.fetch(
+            "SELECT relation::regclass::text FROM pg_locks WHERE pid = pg_backend_pid()"
+        )
+    assert {"chat_group", "conversation", "conversation_member"} <= {row[0] for row in locked}

@@ -59,8 +59,12 @@ READ_ONLY_STATE: Final = "25006"
 # these the request itself has caused; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 # Exceptions among them, which an operator can correct: text that a database or session of another
-# encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
+# encoding than UTF-8 does not take, a sequence of a trigger's that has come to its end, an ASSERT in a
+# trigger, which PostgreSQL has for bugs alone, and a column that has become NOT NULL without a default.
+# Any other that stands for a bug may also be raised for what a row holds.
 _ENCODING_STATES: Final = ("22021", "22P05")
+_SEQUENCE_ENDED: Final = "2200H"
+_OPERATORS_STATES: Final = (*_ENCODING_STATES, _SEQUENCE_ENDED, "P0004")
 _NOT_NULL: Final = "23502"
 # Rules of ours that no request's rows break, unless policies hide rows from a lead, or a trigger adds some:
 # it writes the conversation of its members itself, and no group that is there.
@@ -167,7 +171,7 @@ def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
         if error.constraint_name in _OPERATORS_CONSTRAINTS:
             return False
         return state != _NOT_NULL and bool(error.constraint_name)
-    return state.startswith(_REFUSED_CLASSES) and state not in _ENCODING_STATES
+    return state.startswith(_REFUSED_CLASSES) and state not in _OPERATORS_STATES
 
 
 def is_lasting(error: BaseException | None) -> bool:
@@ -235,7 +239,8 @@ def in_words(error: BaseException) -> str:
 def _server_words(error: asyncpg.PostgresError, sqlstate: str) -> str:
     # An error that ends a connection at its start came before any row was sent.
     is_of_rows = error.severity_en not in _UNKNOWN_SEVERITIES
-    if sqlstate.startswith(_REFUSED_CLASSES) and is_of_rows:
+    # That one names a sequence, and no row.
+    if sqlstate.startswith(_REFUSED_CLASSES) and is_of_rows and sqlstate != _SEQUENCE_ENDED:
         return f"the database refused a row ({_named(error, sqlstate)})"
     # A host's hook may raise one that no server has sent, without a text.
     text = str(error.args[0]) if error.args else "an error without a text"

@@ -57,6 +57,13 @@ def server_error(state: str) -> asyncpg.PostgresError:
             ["40003", "08P01", "08006", "57P01", "57P02", "57P03", "58030", "XX000", "XX001"],
         ),
         (Misconfigured, ["42P01", "42501", "3F000", "28000", "55000", "22021", "22P05", "23502"]),
+        # What a trigger of the operator's meets, whatever the row is.
+        (Misconfigured, ["2200H", "P0004", "38000", "39000", "54000", "54001", "55006", "21000"]),
+        # What one may raise for what a row holds.
+        (
+            Refused,
+            ["22003", "22012", "22023", "2201B", "22P02", "23P01", "P0000", "P0002", "P0003"],
+        ),
     ],
 )
 def test_a_state_says_what_became_of_the_write(
@@ -131,6 +138,15 @@ def test_a_refusal_names_the_constraint_and_no_data() -> None:
     assert "some_check" in refused.failure.detail
     assert "secret" not in refused.failure.detail
     assert "the database refused a row (some_check) (SQLSTATE 23514)" == str(refused)
+
+
+def test_a_sequence_that_has_ended_is_named() -> None:
+    """It is no row's; the twin is an assertion, whose text may quote one."""
+    ended = 'nextval: reached maximum value of sequence "audit_id_seq" (9)'
+    for state, expected in (("2200H", ended), ("P0004", "the database refused a row (its values)")):
+        fields = {"S": "ERROR", "V": "ERROR", "C": state, "M": ended}
+        error = store_error(asyncpg.PostgresError.new(fields), connection_lives=True)
+        assert f"{expected} (SQLSTATE {state})" == str(error)
 
 
 @pytest.mark.parametrize("state", ["23000", "23502", "23514"])
