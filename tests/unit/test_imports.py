@@ -87,7 +87,11 @@ def loaded(code: str) -> set[str]:
             {
                 *IDS,
                 *("stretto.postgres", "stretto.postgres.changes", "stretto.postgres.queries"),
-                "stretto.start_errors",
+                *(
+                    "stretto.postgres.server_settings",
+                    "stretto.start_errors",
+                    "stretto.store_errors",
+                ),
             },
         ),
         (

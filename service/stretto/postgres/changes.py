@@ -19,8 +19,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from uuid import UUID
 
-import asyncpg
-
 from stretto.domain import NewGroup, UserId
 from stretto.errors import ChangeRefused, Failure, FieldError, NotFound, RequestInvalid
 from stretto.kinds import require_kind
@@ -32,6 +30,8 @@ from stretto.uuids import uuid7
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+    import asyncpg
 
     from stretto.postgres.driver_connection import Connection
 
@@ -62,6 +62,8 @@ _GROUP_MEMBERS_MAX: Final = MEMBERS_MAX + 1
 _SENT: Final = ("a", ["a", None], True, 7)
 _READ: Final = (("text", "a"), ("texts", ["a"]), ("number", 7), ("is_sent", True))
 
+# What the routine `require_home` raises, or the server for a schema that is not there.
+_ELSEWHERE_STATE: Final = "3F000"
 _ELSEWHERE: Final = (
     "the connection's search_path does not lead to stretto's tables and routines all in one schema: have it name"
     " their schema first"
@@ -221,7 +223,10 @@ async def _first_row(
 ) -> asyncpg.Record | None:
     try:
         return await connection.fetchrow(statement, *arguments)
-    except asyncpg.InvalidSchemaNameError as error:
+    except Exception as error:
+        # The driver is not loaded for this alone.
+        if getattr(error, "sqlstate", None) != _ELSEWHERE_STATE:
+            raise
         raise ConfigurationError(_ELSEWHERE) from error
 
 

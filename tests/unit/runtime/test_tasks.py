@@ -22,6 +22,14 @@ OWNED = {
     ("embedded/watch.py", "create_task"): "the watch of a server; its own end",
     ("postgres/race.py", "create_task"): "a try of one host; the search's end",
     ("postgres/race.py", "TaskGroup"): "the tries of a search",
+    (
+        "assembly/host_bus_calls.py",
+        "create_task",
+    ): "calls of a host's bus; who waits for them, and a second at most for one that was cancelled",
+    (
+        "targets/doubted_relay.py",
+        "create_task",
+    ): "one publishing, and what was refused beside it; the relay's turn and close",
     ("webhook/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
     ("nats/commands.py", "create_task"): "workers of one connection; the end of its turn",
     ("nats/connection.py", "create_task"): "a request of one connection; who waits for it",
