@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
 from chaos.server import OwnServer, dsn_of, standby_of
-from stretto.domain import group_id
+from chaos.wire_proxy import WireProxy
+from stretto.domain import event_id, group_id
 from stretto.postgres.connections import Database
 from stretto.postgres.lanes import Lane
 from stretto.store_errors import Unreachable
 from support.api_client import TEAM, Reply, settled_create
 from support.database import first_row, sound
 from support.service_process import ServiceProcess, apis
+from support.topology import Member
+from support.waiting import until
 
 if TYPE_CHECKING:
     from support.database import Connection
 
 STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+# A session that waits for the standby only ends with its server.
+LEFT = (
+    "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'stretto'"
+    " AND wait_event IS DISTINCT FROM 'SyncRep')"
+)
 
 
 async def test_a_standby_is_never_taken_for_a_primary(
@@ -137,3 +146,68 @@ async def test_what_the_standby_lacks_is_not_answered_even_after_a_restart(
         await standby.promote()
         again = await settled_create(api, "k")
     assert (201, reply.body) == (again.status, again.body)
+
+
+@pytest.mark.parametrize("way", ["balancer", "hosts"])
+async def test_a_replaced_primary_that_still_runs_is_left_by_every_connection(
+    way: str, server: OwnServer, beside: Connection
+) -> None:
+    """Creations, reads and sessions find the new one, also of a process that writes nothing."""
+    async with AsyncExitStack() as stack:
+        standby = await stack.enter_async_context(standby_of(server))
+        await first_row(beside, STREAMING)
+        await server.set_synchronous(is_synchronous=True)
+        balancer = await stack.enter_async_context(WireProxy(server.dsn))
+        url = balancer.dsn if way == "balancer" else dsn_of(server, standby)
+        writing, reading = [
+            await stack.enter_async_context(ServiceProcess({"DATABASE_URL": url})) for _ in range(2)
+        ]
+        writer, reader = await stack.enter_async_context(apis(writing, reading))
+        before = await settled_create(writer, "before", TEAM)
+        member = Member("bob", [reading.url], sse=False)
+        staying = asyncio.create_task(member.stay(), name="member")
+        stack.push_async_callback(asyncio.wait, (staying,))
+        stack.callback(staying.cancel)
+        await member.until(lambda: member.position is not None)
+        for api in (writer, reader):
+            assert 200 == (await api.get(f"/v1/groups/{before.json['group_id']}")).status
+
+        await standby.promote()
+        balancer.retarget(standby.dsn)
+        after = await settled_create(writer, "after", TEAM)
+        assert 201 == after.status
+
+        async def is_read() -> bool:
+            return (await reader.get(f"/v1/groups/{after.json['group_id']}")).status == 200
+
+        await until(is_read)
+        await member.until(lambda: event_of(after) in member.heard)
+        await until(lambda: beside.fetchval(LEFT))
+        again = await settled_create(writer, "before", TEAM)
+        assert before.body == again.body
+
+
+def event_of(reply: Reply) -> str:
+    """Return the id of the event of a created group."""
+    return str(event_id(UUID(reply.json["conversation_id"])))
+
+
+async def test_while_both_primaries_take_connections_only_the_newer_one_gets_them(
+    server: OwnServer, beside: Connection
+) -> None:
+    """A balancer leads to both. Once no connection to the newer one is left, the older may serve."""
+    async with standby_of(server) as standby, WireProxy(server.dsn) as balancer:
+        await first_row(beside, STREAMING)
+        async with Database(balancer.dsn) as database:
+            old = await database.acquire()
+            await standby.promote()
+            balancer.retarget(standby.dsn)
+            assert not old.is_closed()
+            new = await database.acquire()
+            assert old.is_closed()
+            balancer.retarget(server.dsn)
+            with pytest.raises(Unreachable, match="has replaced this server"):
+                await database.acquire()
+            assert 1 == await new.fetchval("SELECT 1")
+            await database.release(new)
+            await database.release(await database.acquire())

@@ -79,6 +79,38 @@ async def test_the_host_that_served_last_is_tried_first(hosts: str, closed_port:
             await database.release(connection)
 
 
+async def test_a_doubted_server_is_tried_last_and_its_connection_cut(hosts: str) -> None:
+    """Where it is still the primary, it serves on."""
+    async with Database(hosts) as database:
+        connection = await database.acquire()
+        served, refused = order(database)
+        database._connector.doubt(connection)
+        assert connection.is_closed()
+        assert [refused, served] == order(database)
+        again = await database.acquire()
+        assert [served, refused] == order(database)
+        await database.release(again)
+
+
+@pytest.mark.parametrize("kind", ["pooler", "hosts_pool"])
+async def test_a_doubted_server_keeps_connections_that_show_nothing_or_are_not_ours(
+    kind: str, hosts: str, database_url: str
+) -> None:
+    """What leads to the server is a pooler's matter, or the host's."""
+    async with (
+        asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool,
+        Database(f"{hosts}&pgbouncer=true")
+        if kind == "pooler"
+        else Database(pool=pool) as database,
+    ):
+        connection = await database.acquire()
+        before = order(database)
+        database.standby._doubt(connection)
+        assert not connection.is_closed()
+        assert before == order(database)
+        await database.release(connection)
+
+
 async def test_where_every_host_refuses_the_failure_is_reported(closed_port: int) -> None:
     """With its cause kept."""
     twice = f"127.0.0.1:{closed_port},127.0.0.1:{closed_port}"

@@ -6,7 +6,6 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
@@ -16,6 +15,7 @@ from stretto.postgres.database_url import split_hosts
 from stretto.postgres.driver_connection import DriverConnection, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
 from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
+from stretto.postgres.primaries import UNKNOWN, OpenConnections, Primary
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.race import SILENT_SECONDS, race
 from stretto.postgres.server_settings import ISOLATION
@@ -85,7 +85,7 @@ class Connector:
             _NAME if self.is_pooled else _SERVER_SETTINGS | {"search_path": schema}
         )
         self.hosts = _hosts(dsn)
-        self._opened: WeakSet[_OwnConnection] = WeakSet()
+        self._opened = OpenConnections()
         self._is_silent = False
         """Whether the last connection was given up for want of an answer."""
         self._tries: set[asyncio.Future[None]] = set()
@@ -109,7 +109,6 @@ class Connector:
             host, connection = outcome
             self.hosts.remove(host)
             self.hosts.insert(0, host)
-            self._opened.add(connection)
             return connection
         reason: Exception | None = None
         for failure in outcome:
@@ -140,7 +139,18 @@ class Connector:
 
     def cut(self) -> None:
         """Cut every connection that was opened here, idle or in use."""
-        for connection in tuple(self._opened):
+        self._opened.cut()
+
+    def doubt(self, connection: Connection | None = None) -> None:
+        """Have the next connection try the other hosts first; cut this one, so that there is a next.
+
+        While commits wait, a standby may have replaced a primary that still runs. Only a new connection
+        shows it. Behind a pooler it shows nothing.
+        """
+        if self.is_pooled:
+            return
+        self.hosts.append(self.hosts.pop(0))
+        if connection is not None:
             terminate(connection)
 
     async def _race(
@@ -175,17 +185,19 @@ class Connector:
         host: _Host,
         *,
         settings: dict[str, str],
-        set_up: Callable[[Connection], Awaitable[None]],
+        set_up: Callable[[Connection], Awaitable[Primary]],
     ) -> _OwnConnection | Exception:
         """Return a connection to a host, or why there is none."""
         try:
             connection = await self._connect_to(host, settings)
             try:
+                primary = UNKNOWN
                 if self.is_pooled:
                     # What a pooler reports of its server may be out of date.
                     await require_read_write(connection)
                 else:
-                    await set_up(connection)
+                    primary = await set_up(connection)
+                self._opened.add(connection, primary)
             except BaseException:
                 terminate(connection)
                 raise
@@ -223,13 +235,14 @@ async def require_read_write(connection: Connection) -> None:
         raise Unreachable(READ_ONLY)
 
 
-async def _set_up(connection: Connection, *, seconds: float, sees_all: bool) -> None:
+async def _set_up(connection: Connection, *, seconds: float, sees_all: bool) -> Primary:
     """Have the server end longer transactions, if it can: from PostgreSQL 17 on; 0 is no bound.
 
-    Not as settings of the start, which a pooler in session mode must know of.
+    Not as settings of the start, which a pooler in session mode must know of. Return which primary it is.
     """
     with watchdog(connection, CONNECT_SECONDS):
-        await connection.fetch(QUERIES["set_up_session"], f"{seconds:g}s", sees_all)
+        rows = await connection.fetch(QUERIES["set_up_session"], f"{seconds:g}s", sees_all)
+    return Primary(rows[0]["system"], rows[0]["timeline"])
 
 
 def _hosts(dsn: str) -> list[_Host]:

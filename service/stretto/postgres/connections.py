@@ -78,7 +78,9 @@ class Database:
         self._schema = schema
         self._host_pool = pool
         self._cut_seconds = cut_seconds
-        self.standby = StandbyWatch(partial(self.connection, Lane.PROBE), observe)
+        # A host's pool is not ours to cut.
+        doubt = self._connector.doubt if pool is None else (lambda _: None)
+        self.standby = StandbyWatch(partial(self.connection, Lane.PROBE), observe, doubt)
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
         self._places = {lane: asyncio.Semaphore(most) for lane, most in CONNECTIONS_MAX.items()}
         """Of a host's pool: no lane takes more of it than it would have of its own."""

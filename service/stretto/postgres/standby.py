@@ -4,7 +4,8 @@ The server goes on waiting after our connection was cut, and reads that commit n
 so nothing else shows the cause. Once a statement was cut for its time, another connection asks
 whether commits have been waiting for a standby. If so, that is the cause in the log and in the
 answer. It is reported once, and its end once, with the first group that is written. Until then nothing
-more is written while a commit waits: each would keep a process of the server's.
+more is written while a commit waits: each would keep a process of the server's. The server may
+not be the primary any more: its standby may have replaced it. So the next look is over a new connection.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 # A standby that is there is waited for less (`waits_for_standby`), and a server that goes down
 # breaks connections at once.
 LATE_SECONDS: Final = 1.0
-# On top of the time after which a statement was cut: a server that has frozen does not say it.
-ASK_SECONDS: Final = 0.5
+# On top of the time after which a statement was cut: a server that has frozen does not say it. Enough for a
+# new connection where a host of the URL is silent (`race.SILENT_SECONDS`).
+ASK_SECONDS: Final = 0.75
 # A commit waits some milliseconds for a standby that is there. A part of `ASK_SECONDS`.
 WAIT_SECONDS: Final = 0.2
 # From one question to the next, while a commit is known to wait.
@@ -63,10 +65,13 @@ class StandbyWatch:
         self,
         connection: Callable[[], AbstractAsyncContextManager[Connection]],
         observe: Observer,
+        doubt: Callable[[Connection | None], None] = lambda _: None,
         clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take what is called while commits wait, with the connection that has shown it."""
         self._connection = connection
         self._observe = observe
+        self._doubt = doubt
         self.clock_seconds = clock_seconds
         self._awaited_since: float | None = None
         self._is_waiting = False
@@ -84,6 +89,9 @@ class StandbyWatch:
         is_said = isinstance(met, asyncpg.TransactionResolutionUnknownError)
         if not is_late or not (is_said or await self._asks()):
             return error
+        if is_said:
+            # The connection of a cancelled read is cut in any case.
+            self._doubt(None)
         if self._awaited_since is None:
             self._awaited_since = began
             self._observe(StandbyAwaited())
@@ -115,6 +123,8 @@ class StandbyWatch:
         try:
             async with asyncio.timeout(ASK_SECONDS), self._connection() as connection:
                 self._is_waiting = await waits_for_standby(connection)
+                if self._is_waiting:
+                    self._doubt(connection)
         except (StoreError, TimeoutError):
             # Then a write finds out, whose own connection may be well.
             self._is_waiting = False

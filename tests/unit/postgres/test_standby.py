@@ -59,7 +59,10 @@ class World:
         self.server = Server()
         self.clock = Clock()
         self.observed: list[Observation] = []
-        self.watch = StandbyWatch(self.server.connection, self.observed.append, self.clock)
+        self.doubted: list[object] = []
+        self.watch = StandbyWatch(
+            self.server.connection, self.observed.append, self.doubted.append, self.clock
+        )
 
     async def explained(self, error: StoreError, seconds: float) -> StoreError:
         """Have a statement begin now, and end so much later with the error."""
@@ -153,6 +156,20 @@ async def test_no_more_is_written_while_a_commit_is_known_to_wait() -> None:
     assert 4 == world.server.asked
 
 
+async def test_a_server_whose_commits_wait_is_asked_over_a_new_connection_the_next_time() -> None:
+    """Its standby may have replaced it. The twin is a server whose commits go through."""
+    world = World()
+    world.server.is_waiting = False
+    await world.explained(Unreachable(""), 6.0)
+    assert [] == world.doubted
+    world.server.is_waiting = True
+    await world.explained(Unreachable(""), 6.0)
+    world.clock.now += LOOK_SECONDS
+    with pytest.raises(Unreachable):
+        await world.watch.require_reached()
+    assert [world.server] * 2 == world.doubted
+
+
 async def test_a_read_whose_wait_was_cancelled_names_the_standby_without_a_question() -> None:
     """The server has said that it waited. Twin: so has a commit that somebody cancels at once."""
     world = World()
@@ -161,8 +178,10 @@ async def test_a_read_whose_wait_was_cancelled_names_the_standby_without_a_quest
     began = world.clock.now
     assert error is await world.watch.explained(error, began, unsure)
     world.clock.now += 5.0
+    assert [] == world.doubted
     explained = await world.watch.explained(error, began, unsure)
     assert (StandbyAwaited.cause, 0) == (str(explained), world.server.asked)
+    assert [None] == world.doubted
 
 
 async def test_another_cause_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,63 @@
+"""Which primary our connections lead to: those to one that a standby has replaced are cut.
+
+A primary that nobody stops after the promotion keeps the connections that it has, and answers reads
+from them, without what was written since. The standby that replaced it has the same identifier, and
+a timeline of a higher number. So our first connection there shows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from stretto.postgres.driver_connection import is_lost, terminate
+from stretto.store_errors import Unreachable
+
+if TYPE_CHECKING:
+    from stretto.postgres.driver_connection import Connection
+
+REPLACED: Final = "a standby has replaced this server as the primary; stop it, or lead here no more"
+
+
+class Primary(NamedTuple):
+    """What tells a primary from the standby that replaces it."""
+
+    system: str
+    """The same in all physical copies of a server."""
+    timeline: str
+    """Eight hexadecimal digits, so that texts compare as numbers do."""
+
+    def replaces(self, other: Primary) -> bool:
+        """Whether this one was a standby of the other, or of one of its standbys."""
+        return self.system == other.system and self.timeline > other.timeline
+
+
+# Of a pooler's connection, whose server may be another one for each transaction.
+UNKNOWN: Final = Primary("", "")
+
+
+class OpenConnections:
+    """Our connections, each with the primary that it was opened to."""
+
+    def __init__(self) -> None:
+        self._primaries: WeakKeyDictionary[Connection, Primary] = WeakKeyDictionary()
+
+    def add(self, connection: Connection, primary: Primary) -> None:
+        """Add a new connection, and cut those to a primary that this one replaces.
+
+        Raises `Unreachable` while a connection lives to one that replaces this one: a balancer that
+        leads to both must not have us change again and again. Without such a connection the newer
+        one may be gone for good, as after a restore.
+        """
+        known = tuple(self._primaries.items())
+        if any(each.replaces(primary) and not is_lost(other) for other, each in known):
+            raise Unreachable(REPLACED)
+        for other, each in known:
+            if primary.replaces(each):
+                terminate(other)
+        self._primaries[connection] = primary
+
+    def cut(self) -> None:
+        """Cut every connection, idle or in use."""
+        for connection in tuple(self._primaries):
+            terminate(connection)
