@@ -241,8 +241,14 @@ async def _set_up(connection: Connection, *, seconds: float, sees_all: bool) -> 
     Not as settings of the start, which a pooler in session mode must know of. Return which primary it is.
     """
     with watchdog(connection, CONNECT_SECONDS):
-        rows = await connection.fetch(QUERIES["set_up_session"], f"{seconds:g}s", sees_all)
-    return Primary(rows[0]["system"], rows[0]["timeline"])
+        await connection.fetch(QUERIES["set_up_session"], f"{seconds:g}s", sees_all)
+        try:
+            row = await connection.fetchrow(QUERIES["primary"])
+        except asyncpg.PostgresError:
+            # A right that is missing is named at the start, by what cannot do without it.
+            return UNKNOWN
+    assert row is not None
+    return Primary(*row)
 
 
 def _hosts(dsn: str) -> list[_Host]:

@@ -9,12 +9,16 @@ SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
 -- name: set_up_session
 -- Have the session's transactions end after $1 (0: never), where the server knows such a bound, and be
 -- warned of a commit that was not waited for; with $2, have statements fail from which row-level security
--- would hide rows. In each row, read which server this is, and its timeline. That of pg_control_checkpoint()
--- is the old one for some time after a promotion.
+-- would hide rows.
 SELECT set_config(name, CASE name WHEN 'transaction_timeout' THEN $1
-                                  WHEN 'client_min_messages' THEN 'notice' ELSE 'off' END, false),
-       system_identifier::text AS system,
-       left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS timeline
-FROM pg_control_system(), pg_settings
+                                  WHEN 'client_min_messages' THEN 'notice' ELSE 'off' END, false)
+FROM pg_settings
 WHERE name IN ('transaction_timeout', 'client_min_messages')
       OR (name = 'row_security' AND $2::boolean);
+
+-- name: primary
+-- Read which system this is, and its timeline. That of pg_control_checkpoint() is the old one for some time
+-- after a promotion.
+SELECT system_identifier::text AS system,
+       left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS timeline
+FROM pg_control_system();

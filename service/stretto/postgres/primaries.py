@@ -32,7 +32,8 @@ class Primary(NamedTuple):
         return self.system == other.system and self.timeline > other.timeline
 
 
-# Of a pooler's connection, whose server may be another one for each transaction.
+# Of a pooler's connection, whose server may be another one for each transaction, and of a server that does
+# not say it.
 UNKNOWN: Final = Primary("", "")
 
 
