@@ -548,6 +548,25 @@ BEGIN
 END
 $$;
 
+-- require_all_rows: return true if no policies hide rows of these tables from the role; else fail. Upkeep
+-- would take what is hidden for what is lost, or has never been.
+CREATE FUNCTION require_all_rows_1(VARIADIC tables text[]) RETURNS boolean
+    LANGUAGE plpgsql
+    STABLE
+AS $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY tables LOOP
+        IF row_security_active(name) THEN
+            RAISE EXCEPTION 'row-level security applies to %', name
+                USING ERRCODE = 'insufficient_privilege';
+        END IF;
+    END LOOP;
+    RETURN true;
+END
+$$;
+
 -- claim_attempts: insert the pending attempts of a batch and return the tokens that won. Commits
 -- without waiting for the disk: the leader's settle notices a claim that was lost in a crash. A key
 -- whose group exists is not claimed, so that a request that is refused as a reuse leaves no attempt.

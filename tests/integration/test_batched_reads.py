@@ -109,7 +109,7 @@ async def test_pages_of_one_statement_go_on_where_each_has_ended(
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("look", "ARRAY[gen_random_uuid()], ARRAY[5.0], NULL, NULL"),
+        ("look", "ARRAY[gen_random_uuid()], ARRAY[5.0], NULL"),
         ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY['alice']"),
         ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY[NULL]"),
         ("members_of_group", "ARRAY[gen_random_uuid()], ARRAY['alice'], ARRAY['bob'], ARRAY[9]"),

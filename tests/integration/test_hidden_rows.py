@@ -258,6 +258,15 @@ async def test_upkeep_runs_triggers_that_use_a_table_with_policies(
         ("outbox_reader", "sweepable_slots", (7, None, 1.0)),
         ("outbox_reader", "sweep_deliveries", ((0, 0), (1, 0), 30, None)),
         ("history_start", "empty_slot", (1, "1:1:")),
+        *(
+            (table, *asked)
+            for table in ("outbox_reader", "outbox_history")
+            for asked in (
+                ("lease_bus", (uuid4(), 5.0, None)),
+                ("webhook_place", (URL_DIGEST,)),
+                ("reader_place", ("bus",)),
+            )
+        ),
     ],
 )
 async def test_upkeep_that_would_lose_events_over_hidden_rows_fails(

@@ -251,7 +251,7 @@ async def blocks(connection: Connection, place: Place) -> int:
         plan = await connection.fetchval(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {QUERIES['log_page']}",
             *(place.history.number, place.xmax, f"{{{','.join(map(str, place.running))}}}"),
-            *(20_000, None, log.MEMBER_IDS_MAX, "{}", [], [], None),
+            *(20_000, None, log.MEMBER_IDS_MAX, "{}", [], []),
         )
     root = orjson.loads(plan)[0]["Plan"]
     read: int = root["Shared Hit Blocks"] + root["Shared Read Blocks"]

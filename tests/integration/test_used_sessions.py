@@ -12,7 +12,7 @@ import pytest
 import stretto
 from stretto.creation.deletion import Deletion
 from stretto.domain import IdempotencyKey, group_id
-from stretto.postgres import hosts_pool
+from stretto.postgres import hosts_pool, writes
 from stretto.postgres.connections import Database
 from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.driver_connection import OUR_TYPES, is_recoded
@@ -317,6 +317,7 @@ async def test_no_group_is_written_into_a_hosts_temporary_table(
     if not is_guarded:
         monkeypatch.setattr(hosts_pool, "CHANGED_MAX", 1)
         monkeypatch.setattr(hosts_pool, "_violation", _nothing)
+        monkeypatch.setattr(writes, "at_home", lambda statement, _: statement)
     settings = stretto.ComponentSettings(writers=1)
     async with (
         pool_for(database_url) as pool,

@@ -98,10 +98,10 @@ FROM outbox_present
 WHERE require_home_1(NULL, '') = '';
 
 -- name: reader_place
--- Read the place of a reader $1.
+-- Read the place of a reader $1. It fails where policies may hide the reader or its history.
 SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
        seen::text AS seen, parts
-FROM outbox_reader WHERE name = $1;
+FROM outbox_reader WHERE name = $1 AND require_all_rows_1('outbox_reader', 'outbox_history');
 
 -- name: begin_again
 -- Have a reader $1, whose row was lost in a failover or by hand, begin at history $2, snapshot $3 and

@@ -81,8 +81,7 @@ WITH turn AS MATERIALIZED (
                AS is_ours,
            coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3) AS before,
            set_config('synchronous_commit', 'off', true)
-    WHERE CASE WHEN row_security_active('outbox_reader')
-         THEN current_setting('row-level security applies to outbox_reader')::boolean ELSE true END
+    WHERE require_all_rows_1('outbox_reader')
 ), swept AS (
     DELETE FROM outbox_delivery AS delivery
     WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
@@ -119,10 +118,7 @@ FROM (SELECT now, now - make_interval(days => $1) AS before
      (SELECT *, lead(began_at) OVER (ORDER BY number) AS ended_at FROM outbox_slot
       WHERE number > 0) AS slot
 WHERE ended_at < before
-  AND CASE WHEN row_security_active('outbox')
-       THEN current_setting('row-level security applies to outbox')::boolean ELSE true END
-  AND CASE WHEN row_security_active('outbox_reader')
-       THEN current_setting('row-level security applies to outbox_reader')::boolean ELSE true END
+  AND require_all_rows_1('outbox', 'outbox_reader')
   AND NOT EXISTS (
       SELECT FROM (
           SELECT created_at FROM outbox WHERE outbox.slot = slot.slot
@@ -176,8 +172,7 @@ WITH last AS (
 )
 UPDATE outbox_slot SET number = 0
 WHERE slot = $1::integer
-  AND CASE WHEN row_security_active('history_start')
-       THEN current_setting('row-level security applies to history_start')::boolean ELSE true END;
+  AND require_all_rows_1('history_start');
 
 -- name: set_slots_back
 -- Correct times that a clock has given that was ahead: partitions are then kept longer. $1 is now.

@@ -43,11 +43,13 @@ FROM clock
 WHERE name = 'webhook';
 
 -- name: webhook_place
--- Read the webhook's place in the log, and whether it is enabled and its target is $1.
+-- Read the webhook's place in the log, and whether it is enabled and its target is $1. It fails where
+-- policies may hide the reader or its history, which would count as lost.
 SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
        seen::text AS seen, parts,
        coalesce(target_digest = $1, false) AND disabled_at IS NULL AS is_ours
-FROM outbox_reader WHERE name = 'webhook';
+FROM outbox_reader
+WHERE name = 'webhook' AND require_all_rows_1('outbox_reader', 'outbox_history');
 
 -- name: enrol
 -- Create deliveries for the events of a page (their histories $1, positions $2 and ids $3), and move
@@ -71,8 +73,7 @@ WITH clock AS MATERIALIZED (
     WHERE name = 'webhook' AND target_digest = $11 AND disabled_at IS NULL
       AND history = $4::integer AND seen::text = $5::text AND parts = $6::text
       AND EXISTS (SELECT FROM outbox_history WHERE number = $7::integer AND id = $12)
-      AND CASE WHEN row_security_active('outbox')
-           THEN current_setting('row-level security applies to outbox')::boolean ELSE true END
+      AND require_all_rows_1('outbox')
     -- Beside a sender that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), enrolled AS (
