@@ -455,11 +455,11 @@ async def test_two_components_in_one_process_share_a_database_and_make_one_group
 async def test_two_mounted_components_keep_their_groups_and_metrics_apart(
     database_url: str, connection: Connection
 ) -> None:
-    """Two schemas below two prefixes: the same key makes a group in each."""
-    await connection.execute("SET search_path = second")
-    await migrate(connection, "second")
+    """Two schemas below two prefixes, one a word of SQL's: the same key makes a group in each."""
+    await connection.execute('SET search_path = "order"')
+    await migrate(connection, "order")
     app = web.Application()
-    for prefix, schema in (("/one", "stretto"), ("/two", "second")):
+    for prefix, schema in (("/one", "stretto"), ("/two", "order")):
         settings = stretto.ComponentSettings(db_schema=schema)
         stretto.setup(app, prefix, dsn=database_url, tokens=TOKENS, settings=settings)
     async with api_of(app) as api:
@@ -469,8 +469,8 @@ async def test_two_mounted_components_keep_their_groups_and_metrics_apart(
     assert one == again
     assert one != two
     assert [True, False] == [b'outcome="replayed"' in shown for shown in metrics]
-    for schema in ("stretto", "second"):
-        assert await connection.fetchval(f"SELECT count(*) FROM {schema}.chat_group") == 1
+    for schema in ("stretto", "order"):
+        assert await connection.fetchval(f'SELECT count(*) FROM "{schema}".chat_group') == 1
 
 
 async def test_an_opening_is_entered_once_at_a_time(database_url: str) -> None:

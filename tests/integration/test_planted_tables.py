@@ -41,7 +41,7 @@ TABLES: Final = (
     *("attempt", "chat_group", "conversation", "conversation_member", "history_start", "outbox"),
     *("outbox_history", "outbox_present", "outbox_server", "outbox_slot"),
 )
-LED_ELSEWHERE: Final = "leads to tables of another schema than stretto"
+LED_ELSEWHERE: Final = 'leads to tables of another schema than "?stretto'
 CHANGES: Final[tuple[tuple[Any, dict[str, Any]], ...]] = (
     (stretto.rename_group, {"name": "Crew"}),
     (stretto.add_members, {"roles": {"dave": "member"}}),

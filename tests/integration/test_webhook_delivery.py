@@ -20,10 +20,11 @@ from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.observations import EventDeadLettered, PlaceLost, WebhookDisabled, WebhookTried
-from stretto.postgres.deliveries import TIMELESS, dead_letters, retry_dead_letters
+from stretto.postgres.deliveries import UNREADABLE, dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
 from stretto.targets.bus import BusUnavailable
+from stretto.uuids import uuid7
 from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook import store as webhook_store
 from stretto.webhook.endpoint import WebhookEndpoint
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 SECRETS = (b"a secret of an endpoint, long", b"the secret that is to follow it")
 SECRET_SETTING = " ".join(f"whsec_{base64.b64encode(secret).decode()}" for secret in SECRETS)
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
+# Its time is beyond the year 9999.
+NO_TIME = uuid.UUID("ffffffff-ffff-4fff-bfff-ffffffffffff")
 NO_LEASE_SECONDS = 0.0
 DEADLINE_SECONDS = 60
 
@@ -186,30 +189,38 @@ async def test_events_from_before_the_first_start_are_not_sent(
     assert ids == receiver.ids
 
 
-@pytest.mark.parametrize("event_type", [None, "group.changed"])
+@pytest.mark.parametrize(
+    ("event_id", "event_type", "change"),
+    [
+        pytest.param(NO_TIME, None, None, id="no time"),
+        pytest.param(NO_TIME, "group.changed", None, id="no time of a change"),
+        pytest.param(uuid7(), "group.changed", '"x"', id="no document"),
+    ],
+)
 async def test_a_row_of_which_no_event_can_be_made_is_a_dead_letter_and_holds_up_no_other(
+    event_id: uuid.UUID,
     event_type: str | None,
+    change: str | None,
     database: Database,
     receiver: Receiver,
     clock: Clock,
     connection: Connection,
 ) -> None:
-    """It was written by hand: its id has a time beyond the year 9999."""
-    no_time = uuid.UUID("ffffffff-ffff-4fff-bfff-ffffffffffff")
+    """It was written by hand."""
     async with opened(database, receiver, clock) as (sender, observed):
         await connection.execute(
             """INSERT INTO outbox_delivery (reader, event_id, subject, conversation_id, recipients,
-                                            group_name, created_at, due_at, event_type)
-               VALUES ('webhook', $1, $1, $1, '{a}', 'Team', '2026-01-01', '2026-01-01', $2)""",
-            *(no_time, event_type),
+                                            group_name, created_at, due_at, event_type, change)
+               VALUES ('webhook', $1, $1, $1, '{a}', 'Team', '2026-01-01', '2026-01-01', $2, $3)""",
+            *(event_id, event_type, change),
         )
         ids = await commit_events(connection)
         await work(sender)
         await work(sender)
     assert ids == receiver.ids
     (letter,) = await dead_letters(connection, 10)
-    assert f"webhook: {TIMELESS}" == letter["dead_reason"]
-    assert [EventDeadLettered(no_time, f"webhook: {TIMELESS}")] == [
+    assert f"webhook: {UNREADABLE}" == letter["dead_reason"]
+    assert [EventDeadLettered(event_id, f"webhook: {UNREADABLE}")] == [
         each for each in observed if isinstance(each, EventDeadLettered)
     ]
 

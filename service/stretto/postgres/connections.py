@@ -73,7 +73,7 @@ class Database:
         self.is_pooled = self._connector.is_pooled
         self.is_shared = self.is_pooled
         """Whether others use sessions between our transactions; found out for a host's pool."""
-        self.home = None if pool is not None else schema
+        self.home = None if pool is not None else f'"{schema}"'
         """The schema whose tables we were opened with, which each session must lead to; likewise."""
         self._schema = schema
         self._host_pool = pool

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Deliveries in a transaction of a command, which may go through millions: some 50 ms. Senders wait for
 # the rows for less than their lock time-out, and a role's time-out behind a pooler ends no page.
 PAGE_MAX: Final = 1000
-TIMELESS: Final = "its conversation_id (of a change its event_id) is no UUIDv7, and so has no time"
+UNREADABLE: Final = "no event can be made of its row, such as where conversation_id (of a change event_id) is no UUIDv7"
 
 
 class PostgresDeliveryStore:
@@ -76,21 +76,21 @@ class PostgresDeliveryStore:
         self.has_marked = bool(rows) and rows[0]["has_marked"]
         if rows:
             self._last_owner = rows[0]["last_owner"]
-        deliveries, timeless = [], []
+        deliveries, unreadable = [], []
         for row in rows:
             if row["event_id"] is None:
                 continue
             try:
                 event = committed_event(row)
-            except (ValueError, OverflowError):
+            except (ValueError, OverflowError, TypeError):
                 # Written by hand: it must not end every turn from now on.
-                timeless.append(PutOff(row["event_id"], dead_reason=TIMELESS))
+                unreadable.append(PutOff(row["event_id"], dead_reason=UNREADABLE))
             else:
                 deliveries.append(Delivery(event, row["tries"], row["delivery_owner"]))
-        if timeless:
+        if unreadable:
             reader = "" if self._target_digest is None else f"{self._reader}: "
-            for event_id in await self.settle((), timeless):
-                self._observe(EventDeadLettered(event_id, f"{reader}{TIMELESS}"))
+            for event_id in await self.settle((), unreadable):
+                self._observe(EventDeadLettered(event_id, f"{reader}{UNREADABLE}"))
         return deliveries
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> frozenset[UUID]:

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stretto.postgres.primaries import UNKNOWN, OpenConnections, Primary
+from stretto.postgres.primaries import (
+    REFUSED_AGAIN_SECONDS,
+    REFUSED_SECONDS,
+    UNKNOWN,
+    OpenConnections,
+    Primary,
+)
 from stretto.store_errors import Unreachable
+from support.clock import Clock
 
 if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
@@ -52,6 +59,45 @@ def test_an_older_primary_gets_no_connection_while_one_to_a_newer_lives() -> Non
     assert not new.is_cut
     new.terminate()
     assert not add(connections, OLD).is_cut
+
+
+def refusals(connections: OpenConnections, clock: Clock, seconds: float) -> int:
+    """Try the older primary each second, for so long; return how many connections were refused."""
+    refused = 0
+    end = clock.now + seconds
+    while clock.now < end:
+        try:
+            add(connections, OLD)
+        except Unreachable:
+            refused += 1
+        clock.now += 1.0
+    return refused
+
+
+def test_an_older_primary_serves_again_where_nothing_leads_to_the_newer_one() -> None:
+    """It has frozen: it keeps its connections, and nobody has asked over those that are idle."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    new = add(connections, NEW)
+    assert REFUSED_SECONDS == refusals(connections, clock, REFUSED_SECONDS)
+    assert not new.is_cut
+    assert not add(connections, OLD).is_cut
+    assert new.is_cut
+
+
+def test_a_balancer_that_leads_to_the_newer_primary_too_has_it_stay() -> None:
+    """Each connection there begins the time anew; so does a pause in which none was wanted."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    kept = [add(connections, NEW)]
+    for is_led_there in (True, False):
+        for _ in range(3):
+            assert 4 == refusals(connections, clock, 4)
+            if is_led_there:
+                kept.append(add(connections, NEW))
+            else:
+                clock.now += REFUSED_AGAIN_SECONDS
+    assert not any(each.is_cut for each in kept)
 
 
 @pytest.mark.parametrize("other", [OLD, Primary("8", "0000000A"), UNKNOWN])
