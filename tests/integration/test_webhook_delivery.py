@@ -190,17 +190,15 @@ async def test_events_from_before_the_first_start_are_not_sent(
 
 
 @pytest.mark.parametrize(
-    ("event_id", "event_type", "change"),
+    "row",
     [
-        pytest.param(NO_TIME, None, None, id="no time"),
-        pytest.param(NO_TIME, "group.changed", None, id="no time of a change"),
-        pytest.param(uuid7(), "group.changed", '"x"', id="no document"),
+        pytest.param((NO_TIME, None, None), id="no time"),
+        pytest.param((NO_TIME, "group.changed", None), id="no time of a change"),
+        pytest.param((uuid7(), "group.changed", '"x"'), id="no document"),
     ],
 )
 async def test_a_row_of_which_no_event_can_be_made_is_a_dead_letter_and_holds_up_no_other(
-    event_id: uuid.UUID,
-    event_type: str | None,
-    change: str | None,
+    row: tuple[uuid.UUID, str | None, str | None],
     database: Database,
     receiver: Receiver,
     clock: Clock,
@@ -212,7 +210,7 @@ async def test_a_row_of_which_no_event_can_be_made_is_a_dead_letter_and_holds_up
             """INSERT INTO outbox_delivery (reader, event_id, subject, conversation_id, recipients,
                                             group_name, created_at, due_at, event_type, change)
                VALUES ('webhook', $1, $1, $1, '{a}', 'Team', '2026-01-01', '2026-01-01', $2, $3)""",
-            *(event_id, event_type, change),
+            *row,
         )
         ids = await commit_events(connection)
         await work(sender)
@@ -220,7 +218,7 @@ async def test_a_row_of_which_no_event_can_be_made_is_a_dead_letter_and_holds_up
     assert ids == receiver.ids
     (letter,) = await dead_letters(connection, 10)
     assert f"webhook: {UNREADABLE}" == letter["dead_reason"]
-    assert [EventDeadLettered(event_id, f"webhook: {UNREADABLE}")] == [
+    assert [EventDeadLettered(row[0], f"webhook: {UNREADABLE}")] == [
         each for each in observed if isinstance(each, EventDeadLettered)
     ]
 
