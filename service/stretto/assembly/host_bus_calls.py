@@ -1,13 +1,10 @@
-"""HostsBusCalls: calls of a host's `publish`, whose answers are checked; and calls for each event alone."""
+"""HostsBusCalls: calls of a host's `publish`, whose answers are checked."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
-
-import orjson
+from typing import TYPE_CHECKING, Any, Final
 
 from stretto.identifiers import plain
 from stretto.runtime.cancelling import cancellations, in_own_task, is_cancelled
@@ -15,7 +12,7 @@ from stretto.runtime.exits import ExitAsError
 from stretto.targets.bus import raised
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Coroutine, Iterable, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -44,6 +41,9 @@ class HostsBusCalls:
         was published is then unknown. An id that is none of theirs, such as a text, would let the
         relay pass over a refused event. Reasons are cut to `REASON_CHARACTERS_MAX`.
         """
+        # The bus may change what it gets.
+        event_ids = {event.event_id for event in events}
+        events = tuple(events)
         since = cancellations()
         try:
             reasons: object = await in_own_task(self._published(events), "stretto publish")
@@ -56,7 +56,6 @@ class HostsBusCalls:
             raise
         except BaseException as error:
             raise RuntimeError(raised(error)) from error
-        event_ids = {event.event_id for event in events}
         if isinstance(reasons, Mapping):
             refused = dict(reasons)
             odd = [
@@ -93,6 +92,25 @@ class HostsBusCalls:
             # The traceback of its error refers to this frame, which must not refer back.
             del task
 
+    async def run(
+        self, calls: Mapping[str, Coroutine[Any, Any, None]], seconds: float | None = None
+    ) -> list[str]:
+        """Run calls side by side; cancel those that take longer, and return their names."""
+        tasks = {
+            name: asyncio.create_task(call, name="stretto publish of an owner")
+            for name, call in calls.items()
+        }
+        late = [*tasks]
+        try:
+            if tasks:
+                await asyncio.wait(tasks.values(), timeout=seconds)
+            late = [name for name, task in tasks.items() if not task.done()]
+        finally:
+            await self.cancel(tasks.values())
+        for name in tasks.keys() - {*late}:
+            tasks[name].result()
+        return late
+
     async def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
         """Cancel calls, and wait for their end, `CANCELLED_CALL_SECONDS` at most."""
         running = {task for task in tasks if not task.done()}
@@ -112,76 +130,3 @@ class HostsBusCalls:
     async def _published(self, events: Sequence[CommittedEvent]) -> object:
         with ExitAsError("publish"):
             return await self._bus.publish(events)
-
-
-class Trial:
-    """Publishes events alone, all at once; those of one group one after the other.
-
-    The end of `async with` cancels the calls that are still under way.
-    """
-
-    def __init__(self, calls: HostsBusCalls) -> None:
-        self._calls = calls
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._has_news = asyncio.Event()
-        """The bus has answered for an event, or no call is under way any more."""
-        self.answered: dict[UUID, str | None] = {}
-        """The events for which the bus has answered; with a reason it has refused them."""
-        self.errors: dict[UUID, Exception] = {}
-        """What it has raised for an event; those behind it in their group were not tried."""
-        self.shortest_seconds = float("inf")
-        """Of the calls that it has answered."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._calls.cancel(self._tasks)
-        # Each error refers by its traceback to frames that refer to this.
-        self.errors.clear()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a call is under way."""
-        return bool(self._tasks)
-
-    def begin(self, events: Iterable[CommittedEvent]) -> None:
-        """Begin the calls."""
-        groups: dict[str | None, list[CommittedEvent]] = {}
-        for event in events:
-            groups.setdefault(orjson.loads(event.envelope).get("subject"), []).append(event)
-        if groups and not self.answered:
-            self._has_news.clear()
-        for group in groups.values():
-            task = asyncio.create_task(self._publish(group), name="stretto publish group")
-            self._tasks.add(task)
-            task.add_done_callback(self._end)
-
-    async def ended(self, seconds: float) -> None:
-        """Wait until all calls have ended, at most so long."""
-        if self._tasks:
-            await asyncio.wait({*self._tasks}, timeout=seconds)
-
-    async def first_answer(self, seconds: float) -> None:
-        """Wait until the bus has answered for an event, or all calls have ended, at most so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._has_news.wait()
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not self._tasks:
-            self._has_news.set()
-
-    async def _publish(self, events: Sequence[CommittedEvent]) -> None:
-        now = asyncio.get_running_loop().time
-        for number, event in enumerate(events):
-            began_at = now()
-            try:
-                reasons = await self._calls.publish([event])
-            except Exception as error:  # noqa: BLE001 the event's or the bus's: who tries decides
-                self.errors |= {each.event_id: error for each in events[number:]}
-                return
-            self.answered[event.event_id] = reasons.get(event.event_id)
-            self.shortest_seconds = min(self.shortest_seconds, now() - began_at)
-            self._has_news.set()

@@ -54,6 +54,8 @@ class OutboxRelay(Actor):
     """One of any number of relays, of which one publishes."""
 
     failures = (BusUnavailable, StoreError)
+    yield_seconds = 0.0
+    """How long others may take the lease first after a failure."""
 
     def __init__(
         self,
@@ -215,18 +217,14 @@ class OutboxRelay(Actor):
             return await self._bus.publish(events)
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        """Publish within the time of a lease; give the lease back if that fails.
-
-        Another process may be able to reach the bus.
-        """
+        """Publish within the time of a lease; give the lease back if that fails."""
         spans = self._spans_of(events)
         try:
             reasons = await self._call(events)
         except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
             for span in spans.values():
                 span.end(error=error)
-            await self.close()
-            self._lease_due_at = self._clock_seconds()
+            await self._yield()
             if not isinstance(error, asyncio.CancelledError):
                 # The runner reports it.
                 self._health.is_failing = True
@@ -266,6 +264,11 @@ class OutboxRelay(Actor):
             for delivery in deliveries
             if delivery.event.event_id in reasons
         ]
+
+    async def _yield(self) -> None:
+        """Give the lease back after a failure: the bus of another process may work."""
+        await self.close()
+        self._lease_due_at = self._clock_seconds() + self.yield_seconds
 
     def _spans_of(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, Trace]:
         """Begin a span for each event whose request was sampled."""

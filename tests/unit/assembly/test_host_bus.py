@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stretto.assembly.host_bus import (
-    LOOK_AGAIN_SECONDS,
+    AGAIN_OWNERS_MAX,
+    BEHIND_HUNG_SECONDS_MAX,
     PATIENCE_SHARE,
     PROBES_MAX,
     HostsBus,
-    first_of_each_owner,
 )
 from stretto.observations import ActorCrashed
 from stretto.targets.bus import BusUnavailable
@@ -54,7 +54,7 @@ class FailsFor:
             finally:
                 self.under_way -= 1
         self.published += events
-        return {events[0].event_id: "no"} if events == [THREE] else {}
+        return {events[0].event_id: "no"} if [*events] == [THREE] else {}
 
 
 def hosts(
@@ -116,7 +116,9 @@ async def test_a_bus_that_hangs_for_every_event_refuses_none() -> None:
     bus = FailsFor(None, ONE, TWO, THREE)
     with pytest.raises(BusUnavailable, match="no answer in time"):
         await hosts(bus).publish([ONE, TWO], Behind(THREE))
-    assert ([[1, 2], [1], [2], [3]], 0) == (bus.calls, bus.under_way)
+    # Side by side, each by itself, and then for another owner's further back.
+    assert [[1, 2], [1], [2], [1], [2], [3]] == bus.calls
+    assert 0 == bus.under_way
 
 
 @pytest.mark.parametrize("error", [ValueError, BusUnavailable, None])
@@ -133,19 +135,53 @@ async def test_events_of_one_owner_alone_are_to_blame_if_others_further_back_go_
     assert 1 == behind.reads
 
 
-async def test_an_event_that_comes_behind_one_that_hangs_is_seen() -> None:
-    """The log is looked at again: it does not wait until the other one's time is up."""
-    behind = Behind()
+@pytest.mark.parametrize("places", [1, 2, 3])
+async def test_an_owner_for_whom_the_bus_hangs_keeps_no_other_from_a_bus_that_does_few_things_at_once(
+    places: int,
+) -> None:
+    """As a pool of connections, each of which a call of that owner's may keep."""
 
-    async def later() -> AsyncIterator[CommittedEvent]:
-        async for event in behind():
-            yield event
-        behind.events = [TWO]
+    class DoesFew(FailsFor):
+        slots = asyncio.Semaphore(places)
 
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            async with self.slots:
+                return await super().publish(events)
+
+    evil = [event_of(f"evil {n % 2}", n) for n in range(1, 17)]
+    bus = DoesFew(None, *evil)
+    doubted = hosts(bus)
+    others = [event_of(f"good {n}", n) for n in range(17, 33)]
+    refused: set[UUID] = set()
+    for _ in range(4):
+        # What it has found out is kept for the next time, where it has found no other owner yet.
+        try:
+            refused = {*await doubted.publish([*evil, *others])}
+        except BusUnavailable:
+            continue
+        break
+    assert {event.event_id for event in evil} == refused
+    assert {*others} == {*bus.published}
+    assert 0 == bus.under_way
+
+
+async def test_owners_for_whom_the_bus_has_hung_come_behind_others() -> None:
+    """Nothing had waited behind; what comes later shows that the bus is there."""
     bus = FailsFor(None, ONE)
-    doubted = HostsBus(bus, lambda _: None, 3 * LOOK_AGAIN_SECONDS)
-    assert [ONE.event_id] == [*await doubted.publish([ONE], later)]
-    assert ([TWO], 2) == (bus.published, behind.reads)
+    doubted = hosts(bus)
+    with pytest.raises(BusUnavailable):
+        await doubted.publish([ONE])
+    bus.calls.clear()
+    assert [ONE.event_id] == [*await doubted.publish([ONE, TWO, THREE])]
+    assert [[2, 3], [1]] == bus.calls
+    # It was the bus: it is tried once more, and no owner is to blame.
+    bus = FailsFor(None, ONE)
+    doubted = hosts(bus)
+    with pytest.raises(BusUnavailable):
+        await doubted.publish([ONE])
+    bus.events = []
+    assert {} == await doubted.publish([ONE, TWO])
+    assert {} == await doubted.publish([ONE, TWO])
 
 
 async def test_the_log_is_read_for_one_event_of_each_of_so_many_owners() -> None:
@@ -163,8 +199,8 @@ async def test_a_bus_that_says_it_is_away_is_not_asked_for_each_event() -> None:
     bus = FailsFor(BusUnavailable, *events)
     with pytest.raises(BusUnavailable):
         await hosts(bus).publish(events)
-    assert 1 + PROBES_MAX == len(bus.calls)
-    assert [events[0], events[3]] == first_of_each_owner(events)[:2]
+    # All together; then of each of so many owners all, and one alone.
+    assert 1 + 2 * PROBES_MAX == len(bus.calls)
 
 
 async def test_a_bus_that_is_away_for_one_owner_holds_up_no_other() -> None:
@@ -197,7 +233,7 @@ async def test_a_bus_that_comes_back_meanwhile_has_refused_nothing() -> None:
 
     class ComesBack(FailsFor):
         async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
-            self.events = [first] if len(self.calls) < 3 else []
+            self.events = [first] if len(self.calls) < 4 else []
             return await super().publish(events)
 
     bus = ComesBack(ConnectionError)
@@ -253,7 +289,8 @@ async def test_a_refused_event_that_fails_again_is_put_off_alone(
     deliveries = [Delivery(each, TRIES_MAX - 1) for each in (ONE, TWO, THREE)]
     put_offs = await hosts(bus).publish_again(deliveries)
     assert [(ONE.event_id, True), (THREE.event_id, True)] == [
-        (each.event_id, each.is_try) for each in put_offs
+        (each.event_id, each.is_try)
+        for each in sorted(put_offs, key=lambda each: each.event_id.int)
     ]
     assert all(each.dead_reason for each in put_offs)
     assert [TWO, THREE] == bus.published
@@ -275,6 +312,56 @@ async def test_a_refused_event_that_fails_counts_only_where_the_bus_takes_others
     assert (await doubted.publish_again([Delivery(ONE, 1)]))[0].is_try
 
 
+async def test_behind_a_refused_event_that_hangs_its_owners_others_wait() -> None:
+    """Each would keep the bus busy. They are put off untried, longer each time; those of others are not."""
+    bus = FailsFor(None, ONE)
+    doubted = hosts(bus)
+    others = [event_of("alice", n) for n in (4, 5)]
+    pauses = []
+    for _ in range(8):
+        deliveries = [Delivery(each, 1) for each in (ONE, *others, TWO)]
+        put_offs = {each.event_id: each for each in await doubted.publish_again(deliveries)}
+        assert {ONE.event_id, *(each.event_id for each in others)} == {*put_offs}
+        assert [True, False, False] == [put_offs[each.event_id].is_try for each in (ONE, *others)]
+        pauses.append(put_offs[others[0].event_id].seconds)
+    assert 0.5 <= pauses[0] <= 1.0 < pauses[2] < pauses[-1] <= BEHIND_HUNG_SECONDS_MAX
+    assert BEHIND_HUNG_SECONDS_MAX / 2 <= pauses[-1]
+    # One of them that goes through ends that.
+    assert [] == await doubted.publish_again([Delivery(others[0], 1)])
+    deliveries = [Delivery(each, 1) for each in (ONE, others[1])]
+    put_offs = {each.event_id: each for each in await doubted.publish_again(deliveries)}
+    assert 0.5 <= put_offs[others[1].event_id].seconds <= 1.0
+
+
+async def test_refused_events_of_a_few_owners_are_tried_at_a_time() -> None:
+    """New events need the bus meanwhile."""
+
+    class Counts(FailsFor):
+        most = 0
+
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+            return {}
+
+    bus = Counts(None)
+    events = [event_of(f"owner {n}", n) for n in range(AGAIN_OWNERS_MAX + 3)]
+    assert [] == await hosts(bus).publish_again([Delivery(each, 1) for each in events])
+    assert AGAIN_OWNERS_MAX == bus.most
+
+
+async def test_a_dead_letter_blames_its_owner_no_more() -> None:
+    """It is tried no more: nothing would show that the cause is mended."""
+    bus = FailsFor(ValueError, ONE)
+    doubted = hosts(bus)
+    await doubted.publish([ONE, TWO])
+    (dead,) = await doubted.publish_again([Delivery(ONE, TRIES_MAX - 1)])
+    assert dead.dead_reason is not None
+    assert {} == await doubted.publish([event_of("alice", 4), TWO])
+
+
 async def test_a_bus_that_takes_too_long_for_many_is_to_get_fewer() -> None:
     """Each alone it takes them at once."""
 
@@ -289,6 +376,27 @@ async def test_a_bus_that_takes_too_long_for_many_is_to_get_fewer() -> None:
     assert doubted.was_slow
     await doubted.publish([ONE])
     assert not doubted.was_slow
+
+
+async def test_a_bus_that_answers_nothing_in_time_gets_more() -> None:
+    """Up to a lease: each call of it may take long, and it is not known yet."""
+
+    class Slow(FailsFor):
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            await asyncio.sleep(0.75 * lease_seconds)
+            return await super().publish(events)
+
+    lease_seconds = 0.4
+    doubted = HostsBus(Slow(None), lambda _: None, lease_seconds)
+    failures = 0
+    while True:
+        try:
+            assert {} == await doubted.publish([ONE, TWO])
+        except BusUnavailable:
+            failures += 1
+            continue
+        break
+    assert 1 <= failures <= 3
 
 
 async def test_a_bus_that_is_known_to_be_slow_gets_more_time() -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
 from stretto.assembly import host_bus_calls
-from stretto.assembly.host_bus_calls import HostsBusCalls, Trial
+from stretto.assembly.host_bus_calls import HostsBusCalls
 from stretto.runtime.cancelling import is_cancelled
 from stretto.targets.bus import BusUnavailable
 from support.cancellations import fail_and_leave_one_behind
 from support.log_events import logged
 from support.waiting import until
 
-DEADLINE_SECONDS = 30
+if TYPE_CHECKING:
+    from stretto.events.log import CommittedEvent
+
 ONE, TWO = (logged(number).event for number in (1, 2))
 
 
@@ -29,6 +31,11 @@ class Bus:
 
     async def publish(self, _: object) -> Any:
         return self.reasons
+
+
+async def publish(calls: HostsBusCalls, event: CommittedEvent) -> None:
+    """Publish an event."""
+    await calls.publish([event])
 
 
 class Text(str):
@@ -121,15 +128,13 @@ async def test_a_call_that_does_not_end_holds_up_nothing(monkeypatch: pytest.Mon
     calls = HostsBusCalls(GoesOn())
     with pytest.raises(TimeoutError):
         await calls.publish_within(0.0, [ONE])
-    async with Trial(calls) as trial:
-        trial.begin([TWO])
-        await trial.first_answer(0.0)
+    assert ["two"] == await calls.run({"two": publish(calls, TWO)}, 0.0)
     assert 2 == len(calls._left)
     goes_on.set()
     await until(lambda: not calls._left)
 
 
-async def test_a_trial_that_is_cancelled_cancels_its_calls() -> None:
+async def test_what_waits_for_calls_cancels_them_with_itself() -> None:
     """No call outlives the relay."""
     under_way, ended = asyncio.Event(), asyncio.Event()
 
@@ -142,9 +147,8 @@ async def test_a_trial_that_is_cancelled_cancels_its_calls() -> None:
                 ended.set()
 
     async def tries() -> None:
-        async with Trial(HostsBusCalls(Hangs())) as trial:
-            trial.begin([ONE])
-            await trial.ended(DEADLINE_SECONDS)
+        calls = HostsBusCalls(Hangs())
+        await calls.run({"one": publish(calls, ONE)})
 
     task = asyncio.create_task(tries())
     await under_way.wait()
@@ -152,3 +156,16 @@ async def test_a_trial_that_is_cancelled_cancels_its_calls() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
+
+
+async def test_what_a_bus_does_to_its_events_is_not_done_to_ours() -> None:
+    """One that takes them off a list would publish fewer than are left, and the place would pass over them."""
+    events = [ONE, TWO]
+
+    class Takes:
+        async def publish(self, events: Any) -> Any:
+            events.clear()
+
+    with pytest.raises(AttributeError):
+        await HostsBusCalls(Takes()).publish(events)
+    assert [ONE, TWO] == events

@@ -167,6 +167,26 @@ async def test_no_call_outlives_the_relay(is_cancelled: bool) -> None:
     await world.relay.close()
 
 
+@pytest.mark.parametrize("error", [BusUnavailable, LookupError])
+async def test_another_process_has_time_to_take_the_lease_after_a_failure(
+    error: type[Exception],
+) -> None:
+    """Whatever the bus raises: that of the other one may work."""
+    world = World()
+    world.store.events, world.bus.error = [ONE], error()
+    with pytest.raises(error):
+        await world.turn()
+    assert world.store.token is None
+    leases = world.store.leases
+    assert DoubtedRelay.yield_seconds > RelaySettings().poll_seconds
+    world.clock.now += DoubtedRelay.yield_seconds - 0.1
+    assert 0 == await world.relay.run_once()
+    assert leases == world.store.leases
+    world.clock.now += 0.1
+    world.bus.error = None
+    assert 1 == await world.relay.run_once()
+
+
 async def test_the_lease_is_renewed_while_the_bus_finds_out_what_is_to_blame() -> None:
     """That may take longer than a lease."""
     world = World(lease_seconds=0.0)
