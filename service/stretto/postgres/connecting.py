@@ -13,8 +13,9 @@ from asyncpg.exceptions import TargetServerAttributeNotMatched
 
 from stretto.postgres.database_url import split_hosts
 from stretto.postgres.driver_connection import DriverConnection, terminate, watchdog
-from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
-from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
+from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS
+from stretto.postgres.host_failures import unreachable
+from stretto.postgres.pooler import split_pooler
 from stretto.postgres.primaries import UNKNOWN, OpenConnections, Primary
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.race import SILENT_SECONDS, race
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from stretto.postgres.driver_connection import Connection
+    from stretto.postgres.host_failures import Host
 
     _OwnConnection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 
@@ -72,7 +74,6 @@ _RESTORED: Final = (
     " RESET lock_timeout; RESET synchronous_commit; RESET default_transaction_isolation;"
     " RESET default_transaction_read_only; SET client_min_messages TO notice; DISCARD TEMP"
 )
-_Host: TypeAlias = tuple[str | None, int | None]
 
 
 class Connector:
@@ -105,24 +106,12 @@ class Connector:
         )
         tried = partial(self._try, settings=settings, set_up=set_up)
         outcome = await self._race(tried)
-        if isinstance(outcome, tuple):
-            host, connection = outcome
-            self.hosts.remove(host)
-            self.hosts.insert(0, host)
-            return connection
-        reason: Exception | None = None
-        for failure in outcome:
-            # Report the failure that may pass, if there is one: that host is worth waiting for.
-            if reason is None or is_lasting(reason) or not is_lasting(failure):
-                reason = failure
-        assert reason is not None, "a DSN names one host at least"
-        if isinstance(reason, Unreachable):
-            raise reason
-        message = in_words(reason)
-        # PostgreSQL takes our settings; another program that speaks its protocol may not.
-        if isinstance(reason, asyncpg.ProtocolViolationError) and not self.is_pooled:
-            message = f"{message}; {ADD_PARAMETER}"
-        raise Unreachable(message) from reason
+        if isinstance(outcome, dict):
+            raise unreachable(outcome, is_pooled=self.is_pooled)
+        host, connection = outcome
+        self.hosts.remove(host)
+        self.hosts.insert(0, host)
+        return connection
 
     async def restore(self, connection: Connection) -> None:
         """Undo what a trigger's SET has left in a session of ours, or cut it; raises nothing.
@@ -154,8 +143,8 @@ class Connector:
             terminate(connection)
 
     async def _race(
-        self, tried: Callable[[_Host], Coroutine[None, None, _OwnConnection | Exception]]
-    ) -> tuple[_Host, _OwnConnection] | list[Exception]:
+        self, tried: Callable[[Host], Coroutine[None, None, _OwnConnection | Exception]]
+    ) -> tuple[Host, _OwnConnection] | dict[Host, Exception]:
         """Race the hosts; raises `Unreachable` while none of them answers, and another task is trying.
 
         So where nothing answers, one waits for that. The others are refused at once, while their
@@ -172,8 +161,8 @@ class Connector:
         try:
             # A copy: other tasks connect meanwhile and change the order.
             outcome = await race(tuple(self.hosts), tried, terminate)
-            self._is_silent = isinstance(outcome, list) and any(
-                isinstance(failure, TimeoutError) for failure in outcome
+            self._is_silent = isinstance(outcome, dict) and any(
+                isinstance(failure, TimeoutError) for failure in outcome.values()
             )
         finally:
             self._tries.remove(under_way)
@@ -182,7 +171,7 @@ class Connector:
 
     async def _try(
         self,
-        host: _Host,
+        host: Host,
         *,
         settings: dict[str, str],
         set_up: Callable[[Connection], Awaitable[Primary]],
@@ -209,7 +198,7 @@ class Connector:
             return error
         return connection
 
-    async def _connect_to(self, host: _Host, settings: dict[str, str]) -> _OwnConnection:
+    async def _connect_to(self, host: Host, settings: dict[str, str]) -> _OwnConnection:
         name, port = host
         return await asyncpg.connect(
             self._dsn,
@@ -251,7 +240,7 @@ async def _set_up(connection: Connection, *, seconds: float, sees_all: bool) -> 
     return Primary(*row)
 
 
-def _hosts(dsn: str) -> list[_Host]:
+def _hosts(dsn: str) -> list[Host]:
     """Return the hosts of a DSN, to be tried one by one; a single one is left to the driver."""
     places = urlsplit(dsn).netloc.rpartition("@")[2]
     if "," not in places:

@@ -25,7 +25,7 @@ async def race(
     hosts: Sequence[Host],
     connect: Callable[[Host], Coroutine[None, None, Opened | Exception]],
     close: Callable[[Opened], object],
-) -> tuple[Host, Opened] | list[Exception]:
+) -> tuple[Host, Opened] | dict[Host, Exception]:
     """Return the first host that gives a connection, with it; else what each host has failed with.
 
     The hosts are tried in their order: each as soon as the one before has failed, or has been silent
@@ -61,7 +61,7 @@ async def race(
             # It was opened in the same turn as another one, or as it was cancelled.
             if not task.cancelled() and not isinstance(late := task.result(), Exception):
                 close(late)
-    return won if won is not None else [failures[host] for host in hosts]
+    return won if won is not None else failures
 
 
 def _take(

@@ -40,7 +40,7 @@ class Hosts:
         assert isinstance(answer, str | Exception)
         return answer
 
-    async def race(self) -> tuple[str, str] | list[Exception]:
+    async def race(self) -> tuple[str, str] | dict[str, Exception]:
         return await race([*self.answers], self.connect, self.closed.append)
 
 
@@ -60,7 +60,7 @@ async def test_hosts_that_have_all_failed_are_not_tried_again() -> None:
     """Whoever wants a connection decides that."""
     refused = ConnectionRefusedError()
     hosts = Hosts(a=lambda _: refused, b=lambda _: STANDBY)
-    assert [refused, STANDBY] == await hosts.race()
+    assert {"a": refused, "b": STANDBY} == await hosts.race()
     assert {"a": 1, "b": 1} == hosts.tries
 
 
@@ -90,7 +90,10 @@ async def test_hosts_that_are_all_silent_are_given_up() -> None:
 
     async with asyncio.timeout(10):
         failures = await race(["a", "b"], connect, list[str]().append)
-    assert [TimeoutError, TimeoutError] == [type(failure) for failure in failures]
+    assert isinstance(failures, dict)
+    assert {"a": TimeoutError, "b": TimeoutError} == {
+        host: type(failure) for host, failure in failures.items()
+    }
     assert tries.total() <= 4
 
 
@@ -99,7 +102,7 @@ async def test_a_host_that_is_named_twice_is_one() -> None:
     refused = ConnectionRefusedError()
     hosts = Hosts(a=lambda _: refused)
     async with asyncio.timeout(10):
-        assert [refused, refused] == await race(["a", "a"], hosts.connect, hosts.closed.append)
+        assert {"a": refused} == await race(["a", "a"], hosts.connect, hosts.closed.append)
 
 
 async def test_a_slow_primary_is_waited_for() -> None:
@@ -134,6 +137,7 @@ async def test_a_second_connection_is_closed() -> None:
         return host
 
     won = await race(["late", "twin", "good"], connect, closed.append)
+    assert isinstance(won, tuple)
     assert ["good", "late", "twin"] == sorted([str(won[0]), *closed])
 
 
