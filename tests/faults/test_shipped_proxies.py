@@ -308,6 +308,11 @@ async def test_an_address_with_too_many_requests_is_told_so_by_a_shipped_nginx(
         ),
         ("2001:db8:1::1 2001:db8:1::2:3:4 2001:db8:1::", "2001:db8:2::1 2001:db8::1"),
         ("2001:db8::1 2001:db8::4:3:2:1", "2001:db8:0:1::1 2001:db9::1"),
+        ("2001:db8:1::1 2001:db8:1:0:5:6:7:1", "2001:db8:1:5::1 2001:db8::1"),
+        ("fd00::7:a:b:c:1 fd00:0:0:7::1", "fd00::1 fd00::6:a:b:c:1"),
+        # By NAT64, each address is a client of IPv4.
+        ("64:ff9b::c000:201", "64:ff9b::c000:202 64:ff9b::202 64:ff9b:1::1"),
+        ("64:ff9b::1:c000:201 64:ff9b::1:2:c000:201", "64:ff9b::c000:201 64:ff9b:0:1::1"),
         ("192.0.2.1 192.0.2.1", "192.0.2.2 ::ffff:192.0.2.2 2001:db8::1"),
         ("::ffff:192.0.2.1 ::ffff:192.0.2.1", "::ffff:192.0.2.2 ::1"),
     ],
@@ -316,25 +321,46 @@ async def test_a_shipped_nginx_counts_a_network_of_ipv6_as_one(
     network: str, others: str, tmp_path: Path
 ) -> None:
     """A /64: one client has all of its addresses. Each of IPv4 counts by itself."""
+    async with counting_nginx(tmp_path) as counted_as:
+        own = [await counted_as(address) for address in network.split()]
+        apart = [await counted_as(address) for address in others.split()]
+        assert 1 == len({*own})
+        assert own[0] not in apart
+
+
+async def test_wherever_zeros_stand_a_shipped_nginx_tells_networks_apart(tmp_path: Path) -> None:
+    """With `::` in each place, and behind it the same groups as elsewhere."""
+    networks: dict[bytes, set[tuple[str, ...]]] = {}
+    async with counting_nginx(tmp_path) as counted_as:
+        for rest in itertools.product("012", repeat=3):
+            network = ("fd00", *rest)
+            counted = {
+                await counted_as(":".join((*network, *interface)))
+                for interface in itertools.product("01", repeat=4)
+            }
+            assert 1 == len(counted), network
+            networks.setdefault(counted.pop(), set()).add(network)
+    assert 3**3 == len(networks)
+
+
+@asynccontextmanager
+async def counting_nginx(tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[bytes]]]:
+    """Run the shipped nginx; yields what says as what it counts an address."""
     asked = """client_header_timeout 10s;
         set_real_ip_from 127.0.0.1;
         real_ip_header X-Client;
         location = /v1/network { return 200 $stretto_network; }"""
     paces = {"client_header_timeout 10s;": asked}
-    instance = Instance()
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
-        instance.running() as url,
+        Instance().running() as url,
         behind("nginx", tmp_path, url, url, paces=paces) as (api, _),
     ):
 
         async def counted_as(address: str) -> bytes:
             return (await api.get("/v1/network", headers={"X-Client": address})).body
 
-        own = [await counted_as(address) for address in network.split()]
-        apart = [await counted_as(address) for address in others.split()]
-        assert 1 == len({*own})
-        assert own[0] not in apart
+        yield counted_as
 
 
 @pytest.mark.parametrize("is_of_both_kinds", [False, True])
@@ -345,7 +371,7 @@ async def test_a_shipped_haproxy_counts_a_network_as_one(
     paces = {"sc0_conn_cur gt 100": "sc0_conn_cur gt 1", "ipmask(32,64)": "ipmask(24,64)"}
     if not is_of_both_kinds:
         # The first rule takes addresses of IPv4 in either form.
-        paces["{ src ::ffff:0:0/96 }"] = "{ always_false }"
+        paces["{ src ::ffff:0:0/96 64:ff9b::/96 }"] = "{ always_false }"
     else:
         port = free_port()
         both = tmp_path / "haproxy/both.pem"
@@ -375,6 +401,48 @@ async def test_a_shipped_haproxy_counts_a_network_as_one(
         assert await connects_from("127.0.2.1")
         for writer in writers:
             writer.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "other", "are_apart"),
+    [
+        ("64:ff9b::192.0.2.1", "64:ff9b::192.0.2.2", True),
+        ("64:ff9b::1:192.0.2.1", "64:ff9b::1:192.0.2.2", False),
+    ],
+)
+async def test_a_shipped_haproxy_counts_each_address_of_nat64(
+    address: str, other: str, are_apart: bool, tmp_path: Path
+) -> None:
+    """They are clients of IPv4, which have no network of their own; other addresses there have one."""
+    port = free_port()
+    paces = {
+        # A header says the address; it is read later than a connection is taken.
+        "connection track-sc0 src if": "session track-sc0 src if",
+        "connection track-sc0 src,": "session track-sc0 src,",
+        "connection reject if { sc0_conn_cur gt 100 }": "session reject if { sc0_conn_cur gt 1 }",
+        "alpn h2,http/1.1": f"alpn h2,http/1.1\n    bind 127.0.0.1:{port} accept-proxy",
+    }
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        Instance().running() as url,
+        behind("haproxy", tmp_path, url, url, paces=paces),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        second_reader, second_writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def is_answered(reader: asyncio.StreamReader) -> bool:
+            try:
+                return bool(await reader.readline())
+            except ConnectionResetError:
+                return False
+
+        head = b"PROXY TCP6 %b ::1 1 443\r\nGET /else HTTP/1.1\r\nHost: x\r\n\r\n"
+        writer.write(head % address.encode())
+        assert await is_answered(reader)
+        second_writer.write(head % other.encode())
+        assert are_apart == await is_answered(second_reader)
+        writer.close()
+        second_writer.close()
 
 
 @asynccontextmanager
