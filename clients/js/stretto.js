@@ -102,7 +102,7 @@ export class Stretto {
       throw new StrettoError("other_owner", "The token is of another user.", "same-key");
     }
     const headers = { ...options.headers, Authorization: `Bearer ${token}` };
-    // What can never be sent throws here: later errors are of the network.
+    // Throws what can never be sent: later errors are of the network.
     return new Request(this.#url + path, { redirect: "error", ...options, headers });
   }
 }
@@ -113,7 +113,7 @@ class Intention {
   #drop;
   #sending;
   #isSettled = false;
-  #isDropped = false;
+  #end = new AbortController();
 
   constructor(record, request, drop) {
     this.#record = record;
@@ -126,7 +126,11 @@ class Intention {
 
   /** Sends until the outcome is known. */
   send() {
-    this.#sending ??= this.#outcome().catch((error) => {
+    const { signal } = this.#end;
+    this.#sending ??= new Promise((resolve, reject) => {
+      signal.onabort = () => reject(signal.reason);
+      this.#outcome(signal).then(resolve, reject);
+    }).catch((error) => {
       this.#sending = undefined;
       throw error;
     });
@@ -141,15 +145,16 @@ class Intention {
 
   /** Gives up. There may be a group all the same. */
   forget() {
-    this.#isDropped = true;
+    this.#end.abort();
     return this.#drop();
   }
 
-  async #outcome() {
+  async #outcome(signal) {
     const { at, body, owner, key, groupId: id } = this.#record;
     let isRefused = false;
     let skew = 0;
-    for (let failures = 0; !this.#isDropped; ) {
+    for (let failures = 0; ; ) {
+      signal.throwIfAborted();
       const headers = {
         "Content-Type": "application/json",
         "Idempotency-Key": key,
@@ -169,20 +174,18 @@ class Intention {
       const wasRefused = isRefused;
       isRefused = error.status === 401;
       if (isRefused && !wasRefused) continue;
+      const told = skew;
       if (error.code === "first_sent_out_of_range") {
-        const told = skew;
         skew = Date.parse(response.headers.get("Date")) - Date.now();
-        if (Math.abs(skew - told) > SKEW_MS_MIN) continue;
       }
-      if (isEnd(error)) {
+      if (isEnd(error) && !(Math.abs(skew - told) > SKEW_MS_MIN)) {
         // Another token may be allowed it.
         const isOpen = isRefused || error.code === "insufficient_scope";
         this.#isSettled = !isOpen && error.retry !== "same-key";
         throw error;
       }
-      await pause(response, failures++);
+      await pause(response, failures++, 0, signal);
     }
-    throw new DOMException("given up", "AbortError");
   }
 }
 
@@ -208,7 +211,9 @@ class Events {
     for (let failures = 0; !signal?.aborted; ) {
       const headers = { Accept: "text/event-stream" };
       if (this.lastEventId) headers["Last-Event-ID"] = this.lastEventId;
-      const request = await this.#request({ headers, cache: "no-store" }, isRefused);
+      const wasRefused = isRefused;
+      isRefused = false;
+      const request = await this.#request({ headers, cache: "no-store" }, wasRefused);
       const cut = new AbortController();
       const end = () => cut.abort();
       let timer;
@@ -222,7 +227,6 @@ class Events {
       try {
         beat();
         response = await fetch(request, { signal: cut.signal });
-        const wasRefused = isRefused;
         isRefused = response.status === 401;
         // Not a page.
         if (!/event/.test(response.headers.get("Content-Type"))) {
@@ -259,7 +263,7 @@ class Events {
         end();
         signal?.removeEventListener("abort", end);
       }
-      if (!signal?.aborted) await pause(response, failures++, least, signal);
+      await pause(response, failures++, least, signal);
     }
   }
 }
@@ -317,7 +321,7 @@ function isEnd({ retry, status, problem }) {
 }
 
 // As the service asks, else until the network is back.
-function pause(response, failures, least = 0, signal) {
+function pause(response, failures, least, signal) {
   const [first, most] = BACKOFF_MS;
   const field = Number(response?.headers.get("Retry-After")) || 0;
   const asked = Math.min(field, RETRY_AFTER_SECONDS_MAX);
@@ -332,6 +336,7 @@ function pause(response, failures, least = 0, signal) {
     const timer = setTimeout(end, Math.max(asked * 1000, least) + spread);
     if (!asked) globalThis.addEventListener?.("online", end);
     signal?.addEventListener("abort", end);
+    if (signal?.aborted) end();
   });
 }
 
@@ -344,9 +349,7 @@ function locked(name, work) {
 function subjectOf(token) {
   try {
     return JSON.parse(atob(token.split(".")[1].replaceAll("-", "+").replaceAll("_", "/"))).sub;
-  } catch {
-    return undefined;
-  }
+  } catch {}
 }
 
 async function uuid5(namespace, name) {
@@ -359,8 +362,8 @@ async function uuid5(namespace, name) {
   return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
 }
 
-// Opened for each use: one that stays open can be closed under a page. Transactions of all tabs come
-// one after the other; "strict" is on the disk.
+// Opened for each use, as it can be closed under a page. Transactions of all tabs take turns;
+// "strict" is on the disk.
 function indexedStore(name) {
   const use = async (mode, work) => {
     const database = await new Promise((resolve, reject) => {

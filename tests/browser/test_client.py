@@ -446,6 +446,62 @@ async def test_a_clock_that_is_set_between_two_tries_keeps_no_group_from_being_c
     assert abs(int(script.requests[-1].headers["idempotency-first-sent"][1:]) - now) < 60
 
 
+async def test_where_clocks_of_the_service_differ_each_try_waits_for_longer(page: Page) -> None:
+    """Each answer seems to correct the one before: without a pause the tries would never end."""
+    now = time.time()
+    dates = [formatdate(now + hours * 3600, usegmt=True) for hours in (1, 2)]
+    refusals = [problem(422, "first_sent_out_of_range", "new-key", Date=date) for date in dates]
+    script = await scripted(page, *refusals, CREATED)
+    await page.evaluate("() => { Math.random = () => 1 }")
+    ended, *_ = await sent(page)
+    assert ended["groupId"] == "g"
+    first, second, third = script.at
+    assert second - first >= 0.5
+    assert third - second >= 1
+
+
+@pytest.mark.parametrize("is_in_pause", [True, False])
+async def test_what_is_forgotten_is_waited_for_no_longer(is_in_pause: bool, page: Page) -> None:
+    """Neither within a pause of an hour, nor within a try; and no pause goes on behind it."""
+    ended = await page.evaluate(
+        """async ([group, isInPause]) => {
+            const timed = window.setTimeout, ended = window.clearTimeout;
+            window.hours = new Map();
+            window.setTimeout = (work, milliseconds) => {
+                const timer = timed(work, milliseconds);
+                if (milliseconds >= 3_600_000) hours.set(timer, "goes on"), began();
+                return timer;
+            };
+            window.clearTimeout = timer => {
+                if (hours.has(timer)) hours.set(timer, "ended");
+                ended(timer);
+            };
+            let began, answer;
+            const pause = new Promise(then => began = then);
+            const busy = {status: 503, headers: {"Retry-After": "3600"}};
+            const isTried = new Promise(tried => {
+                window.fetch = () => new Promise(then => {
+                    answer = () => then(new Response("{}", busy));
+                    tried();
+                });
+            });
+            const intention = await client.intend(group);
+            const sending = outcome(intention.send());
+            await isTried;
+            if (isInPause) answer(), await pause;
+            await intention.forget();
+            const late = new Promise(then => timed(then, 5000, {name: "hangs"}));
+            const {name} = await Promise.race([sending, late]);
+            if (!isInPause) answer();
+            await pause;
+            return name;
+        }""",
+        [TEAM, is_in_pause],
+    )
+    assert "AbortError" == ended
+    await page.wait_for_function("[...hours.values()].join() === 'ended'", timeout=5000)
+
+
 async def test_an_intention_that_is_forgotten_is_sent_no_more(page: Page) -> None:
     """Its promise ends, so that nothing waits for it."""
     await scripted(page, *[problem(503, "overloaded", "same-key")] * 50)
@@ -675,8 +731,18 @@ async def test_a_session_resumes_where_it_was_and_gives_each_event_once(page: Pa
     assert (["a", "b", "c"], "p5") == (got, position)
     positions = [request.headers.get("last-event-id") for request in script.requests]
     assert [None, "p2", "p2", "p3", "p3", "p3", "p3", "p3"] == positions
-    # After a refusal another token is asked for, until one was answered.
-    assert [False, False, False, True, False, True, True, False] == await page.evaluate("asked")
+    # After a refusal another token is asked for, once: the one that it gives was refused by nobody.
+    assert [False, False, False, True, False, True, False, False] == await page.evaluate("asked")
+
+
+async def test_a_token_that_has_ended_is_replaced_once_while_the_service_is_away(page: Page) -> None:
+    """Each try would ask the issuer; the twin is the new token's own refusal, and the next one's."""
+    ended = 'event: close\ndata: {"code":4401,"reason":"over"}'
+    refused = problem(401, "unauthenticated", "never")
+    await scripted(page, stream(ended), None, None, refused, refused)
+    got, _ = await page.evaluate(EVENTS, {"options": {}, "count": 1})
+    assert ["unauthenticated"] == got
+    assert [False, True, False, False, True] == await page.evaluate("asked")
 
 
 async def test_a_session_whose_history_is_lost_says_so(page: Page) -> None:
