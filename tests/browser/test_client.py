@@ -735,7 +735,9 @@ async def test_a_session_resumes_where_it_was_and_gives_each_event_once(page: Pa
     assert [False, False, False, True, False, True, False, False] == await page.evaluate("asked")
 
 
-async def test_a_token_that_has_ended_is_replaced_once_while_the_service_is_away(page: Page) -> None:
+async def test_a_token_that_has_ended_is_replaced_once_while_the_service_is_away(
+    page: Page,
+) -> None:
     """Each try would ask the issuer; the twin is the new token's own refusal, and the next one's."""
     ended = 'event: close\ndata: {"code":4401,"reason":"over"}'
     refused = problem(401, "unauthenticated", "never")

@@ -198,7 +198,7 @@ async def test_a_token_is_not_good_for_ever(hours: str) -> None:
     """What cannot be written as a date is refused, and no traceback is shown."""
     code, _, errors = await stretto("token", "alice", "--hours", hours, JWT_SECRET=SECRET)
     assert code == 2
-    assert "Invalid value for '--hours'" in errors
+    assert "Invalid value for '--hours': must be a number from 0.01 to 87600" in errors
     assert 0 == (await stretto("token", "alice", "--hours", "87600", JWT_SECRET=SECRET))[0]
 
 

@@ -224,3 +224,10 @@ def test_a_database_that_fails_under_a_command(code: int, expected: str, state: 
     assert (said, code) == failure_of(error)
     assert f"failed: no (SQLSTATE {state}); " in said
     assert expected in said
+
+
+async def test_what_is_no_key_is_a_usage_error() -> None:
+    """Also bytes that are no text; nothing is asked of a database."""
+    expected = 'stretto: an idempotency key has 1 to 255 visible ASCII characters ("!" to "~").\n'
+    for key in ("k\udcff", "two words"):
+        assert (2, "", expected) == await stretto("attempt", "alice", key)

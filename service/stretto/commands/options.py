@@ -36,4 +36,16 @@ def idempotency_key(text: str) -> IdempotencyKey:
     try:
         return IdempotencyKey.parse(text)
     except KeyInvalid as error:
-        raise ConfigurationError(error.detail) from error
+        # A message of ours goes on behind a colon.
+        message = error.detail[0].lower() + error.detail[1:]
+        raise ConfigurationError(message) from error
+
+
+def require_range(option: str, value: float, least: float, most: float) -> None:
+    """Raise `typer.BadParameter` for what is not within these, and for what is no number (nan).
+
+    typer says of nan that it is too large.
+    """
+    if not least <= value <= most:
+        message = f"must be a number from {least} to {most}"
+        raise typer.BadParameter(message, param_hint=f"'{option}'")

@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from stretto.commands.console import stdout
+from stretto.commands.options import require_range
 from stretto.environment import read_settings
 from stretto.postgres.lanes import connections
 from stretto.postgres.sizing import (
@@ -28,13 +29,17 @@ from stretto.start_errors import ConfigurationError
 
 # PostgreSQL's own default.
 _CHECKPOINT_SECONDS: Final = 300
+_RATE_MIN: Final = 0.001
 # Far beyond what one database takes, and small enough for every sum to be a number.
 _RATE_MAX: Final = 1_000_000
 _INSTANCES_MAX: Final = 10_000
 
 
 def size(  # noqa: PLR0913, PLR0917 each is an option
-    rate: Annotated[float, typer.Option(min=0.001, max=_RATE_MAX, help="Creations per second.")],
+    rate: Annotated[
+        float,
+        typer.Option(help=f"Creations per second, {_RATE_MIN} to {_RATE_MAX}."),
+    ],
     members: Annotated[
         int, typer.Option(min=1, max=1001, help="Members of a group, with its owner.")
     ] = 5,
@@ -58,6 +63,7 @@ def size(  # noqa: PLR0913, PLR0917 each is an option
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Estimate rows, bytes, WAL, connections and memory."""
+    require_range("--rate", rate, _RATE_MIN, _RATE_MAX)
     settings = read_settings()
     component, workers = settings.component, settings.workers
     demand = Demand(

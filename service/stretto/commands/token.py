@@ -7,13 +7,14 @@ from typing import Annotated, Final
 import typer
 
 from stretto.commands.console import say, stdout
-from stretto.commands.options import DataDir, user_id
+from stretto.commands.options import DataDir, require_range, user_id
 from stretto.environment import read_settings
 from stretto.http.tokens.making import make_token
 from stretto.http.tokens.scopes import Scope
 from stretto.own_secret import token_settings
 from stretto.start_errors import ConfigurationError
 
+_TOKEN_HOURS_MIN: Final = 0.01
 # Ten years: longer than any trial, and every date after it can be written.
 TOKEN_HOURS_MAX: Final = 10 * 365 * 24
 
@@ -21,7 +22,8 @@ TOKEN_HOURS_MAX: Final = 10 * 365 * 24
 def token(
     user: Annotated[str, typer.Argument(help="The user's id: becomes the token's `sub`.")],
     hours: Annotated[
-        float, typer.Option(min=0.01, max=TOKEN_HOURS_MAX, help="How long it is valid.")
+        float,
+        typer.Option(help=f"How long it is valid, {_TOKEN_HOURS_MIN} to {TOKEN_HOURS_MAX}."),
     ] = 24,
     scope: Annotated[
         list[Scope] | None,
@@ -30,6 +32,7 @@ def token(
     data_dir: DataDir = None,
 ) -> None:
     """Print a bearer token (HS256) for a user, for trying things out."""
+    require_range("--hours", hours, _TOKEN_HOURS_MIN, TOKEN_HOURS_MAX)
     tokens = token_settings(read_settings(data_dir=data_dir), say)
     if not tokens.jwt_secret:
         message = "only a service with STRETTO_JWT_SECRET can make tokens; ask your token issuer"

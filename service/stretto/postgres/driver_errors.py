@@ -94,6 +94,9 @@ _PASSING_CLASSES: Final = ("08", "25006", "40", "53300", "55", "57", "58", "XX")
 _BROKEN_HANDSHAKES: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # How the driver's text ends where the server has answered that it has no TLS.
 _NO_TLS: Final = "rejected SSL upgrade"
+# How it ends where an operation begins before the driver has read the end of another one, as when the
+# server goes on after it was frozen. It chooses words for the log, and decides nothing.
+_BUSY: Final = ") is in progress"
 
 
 def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
@@ -232,6 +235,8 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, URL_ERRORS) and not isinstance(error, asyncpg.InterfaceError):
         # Its text may quote a password that has an @ or a / in it.
         return "the driver cannot read the database's URL"
+    if isinstance(error, asyncpg.InternalClientError) and str(error).endswith(_BUSY):
+        return "the connection was still busy with a statement that was given up"
     # The driver's own errors name hosts and ports, but no password; its hints are for programmers.
     return str(error.args[0] if error.args else "") or "the connection broke"
 

@@ -278,6 +278,16 @@ def test_an_error_without_a_text_is_named_by_its_state(error: asyncpg.PostgresEr
     assert f"an error without a text (SQLSTATE {error.sqlstate})" == str(meaning)
 
 
+def test_a_connection_that_is_still_busy_is_named_so() -> None:
+    """As after a server was frozen: by the driver's own text, which names its inner states."""
+    busy = asyncpg.InternalClientError(
+        "cannot switch to state 12; another operation (2) is in progress"
+    )
+    assert "the connection was still busy with a statement that was given up" == in_words(busy)
+    for other in ('cannot switch to state 12; protocol is in the "failed" state', "not connected"):
+        assert other == in_words(asyncpg.InternalClientError(other))
+
+
 def test_an_error_whose_state_is_no_text_has_none() -> None:
     """A host's hook may have made it; a lost connection still leaves the outcome unknown."""
     error: Any = asyncpg.PostgresError("odd")
