@@ -229,7 +229,8 @@ async def test_a_failure_for_all_together_alone_is_none() -> None:
 
 async def test_a_bus_that_comes_back_meanwhile_has_refused_nothing() -> None:
     """What has failed is tried once more when the bus has answered; its groups stay in order."""
-    first, second = event_of("alice", 1, "team"), event_of("alice", 2, "team")
+    first, second = (event_of("alice", n, "team") for n in (1, 2))
+    other = event_of("bob", 3)
 
     class ComesBack(FailsFor):
         async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
@@ -237,8 +238,8 @@ async def test_a_bus_that_comes_back_meanwhile_has_refused_nothing() -> None:
             return await super().publish(events)
 
     bus = ComesBack(ConnectionError)
-    assert {} == await hosts(bus).publish([first, second, TWO])
-    ours = [event for event in bus.published if event != TWO]
+    assert {} == await hosts(bus).publish([first, second, other])
+    ours = [event for event in bus.published if event != other]
     assert [first, second] == ours
 
 
