@@ -36,10 +36,7 @@ _INSTANCES_MAX: Final = 10_000
 
 
 def size(  # noqa: PLR0913, PLR0917 each is an option
-    rate: Annotated[
-        float,
-        typer.Option(help=f"Creations per second, {_RATE_MIN} to {_RATE_MAX}."),
-    ],
+    rate: Annotated[float, typer.Option(help=f"Creations a second, {_RATE_MIN} to {_RATE_MAX}.")],
     members: Annotated[
         int, typer.Option(min=1, max=1001, help="Members of a group, with its owner.")
     ] = 5,

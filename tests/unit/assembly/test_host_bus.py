@@ -135,7 +135,7 @@ async def test_events_of_one_owner_alone_are_to_blame_if_others_further_back_go_
     assert 1 == behind.reads
 
 
-@pytest.mark.parametrize("places", [1, 2, 3])
+@pytest.mark.parametrize("places", [1, 3])
 async def test_an_owner_for_whom_the_bus_hangs_keeps_no_other_from_a_bus_that_does_few_things_at_once(
     places: int,
 ) -> None:
@@ -148,9 +148,9 @@ async def test_an_owner_for_whom_the_bus_hangs_keeps_no_other_from_a_bus_that_do
             async with self.slots:
                 return await super().publish(events)
 
-    evil = [event_of(f"evil {n % 2}", n) for n in range(1, 17)]
+    evil = [event_of(f"evil {n % 4}", n) for n in range(1, 17)]
     bus = DoesFew(None, *evil)
-    doubted = hosts(bus)
+    doubted = HostsBus(bus, lambda _: None, LEASE_SECONDS / 2)
     others = [event_of(f"good {n}", n) for n in range(17, 33)]
     refused: set[UUID] = set()
     for _ in range(4):
@@ -390,13 +390,12 @@ async def test_a_bus_that_answers_nothing_in_time_gets_more() -> None:
     lease_seconds = 0.4
     doubted = HostsBus(Slow(None), lambda _: None, lease_seconds)
     failures = 0
-    while True:
+    for _ in range(4):
         try:
             assert {} == await doubted.publish([ONE, TWO])
+            break
         except BusUnavailable:
             failures += 1
-            continue
-        break
     assert 1 <= failures <= 3
 
 
