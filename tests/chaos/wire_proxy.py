@@ -27,12 +27,13 @@ from chaos.wire import (
     read_messages,
     read_startup,
 )
-from stretto.postgres.queries import QUERIES
+from stretto.postgres.queries import QUERIES, at_home
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
 
-NAMES = {sql: name for name, sql in QUERIES.items()}
+# As they stand, and as they ask where a session of ours leads.
+NAMES = {at_home(sql, home): name for name, sql in QUERIES.items() for home in (None, '"stretto"')}
 # As the driver sends it.
 COMMIT = "COMMIT;"
 # Before the name of the statement that a transaction ends with.
