@@ -60,7 +60,7 @@ class HostsBus(DoubtedBus):
         self._clock_seconds = clock_seconds
         self._blamed = BlamedOwners(clock_seconds)
         self._suspects: set[str] = set()
-        """Owners for whom the bus has hung while it answered for nobody: others come before them."""
+        """Owners for whom the bus has hung while it answered for no other: others come before them."""
         self._hung_in_row: dict[str, int] = {}
         """How often refused events of an owner have hung since one has not."""
         self._patience_seconds = PATIENCE_SHARE * lease_seconds
@@ -153,7 +153,7 @@ class HostsBus(DoubtedBus):
         count = 0
         async for event in behind():
             owner = owner_of(event)
-            if owner in owners or self._blamed.reasons([event]):
+            if owner in owners or owner in self._blamed:
                 continue
             owners.add(owner)
             yield event

@@ -44,6 +44,11 @@ class BlamedOwners:
             del self._owners[next(iter(self._owners))]
         return is_new
 
+    def __contains__(self, owner: str) -> bool:
+        """Whether new events of this owner are refused."""
+        self._forget_old()
+        return owner in self._owners
+
     def take_back(self, event: CommittedEvent) -> None:
         """Note that an event which was refused has gone through."""
         if self._owners:
@@ -53,11 +58,7 @@ class BlamedOwners:
 
     def reasons(self, events: Iterable[CommittedEvent]) -> dict[UUID, str]:
         """Return the events of such owners, with the reason for which the last one failed."""
-        while self._owners:
-            oldest, (_, _, until) = next(iter(self._owners.items()))
-            if self._clock_seconds() < until:
-                break
-            del self._owners[oldest]
+        self._forget_old()
         # The documents are read where an owner is blamed alone.
         if not self._owners:
             return {}
@@ -66,3 +67,10 @@ class BlamedOwners:
             for event in events
             if (blamed := self._owners.get(owner_of(event))) is not None
         }
+
+    def _forget_old(self) -> None:
+        while self._owners:
+            oldest, (_, _, until) = next(iter(self._owners.items()))
+            if self._clock_seconds() < until:
+                return
+            del self._owners[oldest]

@@ -1,6 +1,6 @@
 """Which primary our connections lead to: those to one that a standby has replaced are cut.
 
-A primary that nobody stops after the promotion keeps the connections that it has, and answers reads
+A primary that goes on running after the promotion keeps the connections that it has, and answers reads
 from them, without what was written since. The standby that replaced it has the same identifier, and
 a timeline of a higher number. So our first connection there shows it.
 """
@@ -28,7 +28,7 @@ REPLACED: Final = "a standby has replaced this server as the primary; stop it, o
 
 
 class Primary(NamedTuple):
-    """What tells a primary from the standby that replaces it."""
+    """What distinguishes a primary from the standby that replaces it."""
 
     system: str
     """The same in all physical copies of a server."""

@@ -68,7 +68,7 @@ class DoubtedRelay(OutboxRelay):
         if task is not None and not task.done():
             return
         seconds = self._settings.relay_lease_seconds
-        # A group takes a lease at most, and may be settled late.
+        # Where a group takes longer, as many that hang do, another process may publish it as well.
         due = self._again.publish_due(AGAIN_MAX, 2 * seconds)
         self._again_task = asyncio.create_task(due, name="stretto relay again")
         if task is not None:
