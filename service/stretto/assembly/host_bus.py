@@ -13,14 +13,12 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from stretto.assembly.host_bus_blame import BlamedOwners, owner_of
-from stretto.assembly.host_bus_calls import HostsBusCalls
-from stretto.assembly.host_bus_trial import PATIENCE_TIMES, Trial, by_owner
-from stretto.observations import ActorCrashed
-from stretto.runtime.backoff import DOUBLINGS_MAX
-from stretto.targets.bus import BusUnavailable, DoubtedBus, nothing_behind, raised
-from stretto.targets.delivery import PutOff
-from stretto.targets.refused import PAUSE, put_off
+from stretto.assembly.host_bus_again import RefusedAgain
+from stretto.assembly.host_bus_blame import OWNERS_MAX, BlamedOwners, owner_of
+from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer, reason_of
+from stretto.assembly.host_bus_patience import Patience
+from stretto.assembly.host_bus_trial import Trial, by_owner
+from stretto.targets.bus import BusUnavailable, DoubtedBus, nothing_behind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -29,19 +27,10 @@ if TYPE_CHECKING:
     from stretto.events.log import CommittedEvent
     from stretto.observations import Observer
     from stretto.targets.bus import Behind, EventBus
-    from stretto.targets.delivery import Delivery
+    from stretto.targets.delivery import Delivery, PutOff
 
-# Of a lease, for all events together and for each owner's: of 5 s, others wait 1.5 s some three times. A bus
-# that is known to take longer gets three times what it took, a lease at most.
-PATIENCE_SHARE: Final = 0.3
 # Events of other owners that show whether the bus takes any: each is published once more later.
 PROBES_MAX: Final = 16
-# Of refused events, so many owners' at once: the bus may do few things at a time, and is busy with new events.
-AGAIN_OWNERS_MAX: Final = 4
-# Where a refused event hangs, its owner's others wait so long at most.
-BEHIND_HUNG_SECONDS_MAX: Final = 30.0
-# As many as are blamed.
-SUSPECTS_MAX: Final = 1024
 
 
 class HostsBus(DoubtedBus):
@@ -55,18 +44,16 @@ class HostsBus(DoubtedBus):
         clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._calls = HostsBusCalls(bus)
-        self._observe = observe
-        self._lease_seconds = lease_seconds
         self._clock_seconds = clock_seconds
-        self._blamed = BlamedOwners(clock_seconds)
+        self._patience = Patience(lease_seconds, clock_seconds)
+        self._blamed = BlamedOwners(observe, clock_seconds)
+        self._to_itself = asyncio.Lock()
+        """Of whoever has the bus to itself, but for calls that can be cut short."""
+        self._again = RefusedAgain(
+            self._calls, self._blamed, self._patience, self._to_itself, clock_seconds
+        )
         self._suspects: set[str] = set()
         """Owners for whom the bus has hung while it answered for no other: others come before them."""
-        self._hung_in_row: dict[str, int] = {}
-        """How often refused events of an owner have hung since one has not."""
-        self._patience_seconds = PATIENCE_SHARE * lease_seconds
-        self._silent = 0
-        """How often in a row the bus has not answered in time, and raised nothing."""
-        self._answered_at = float("-inf")
         self.was_slow = False
         """Whether the last events took too long together: the next ones should be fewer."""
 
@@ -78,6 +65,16 @@ class HostsBus(DoubtedBus):
         `behind` reads on in the log. Raises what the bus raises, or `BusUnavailable` where it does not
         answer, if it takes no event. Whether any was published is then unknown.
         """
+        async with self._to_itself:
+            return await self._publish(events, behind)
+
+    async def publish_again(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
+        """Publish events that were refused before; return those to put off."""
+        return await self._again.publish(deliveries)
+
+    async def _publish(
+        self, events: Sequence[CommittedEvent], behind: Behind
+    ) -> Mapping[UUID, str]:
         self.was_slow = False
         reasons = self._blamed.reasons(events)
         left = [event for event in events if event.event_id not in reasons]
@@ -90,7 +87,7 @@ class HostsBus(DoubtedBus):
                 reasons |= await self._publish_together(firsts)
             except BusUnavailable:
                 is_away = True
-            except TimeoutError:
+            except NoAnswer:
                 self.was_slow = True
             except Exception:  # noqa: BLE001, S110 each owner's show what it is
                 pass
@@ -101,50 +98,45 @@ class HostsBus(DoubtedBus):
             reasons |= await self._find_out(left, behind, is_away=is_away, is_there=is_there)
         return reasons
 
-    async def _publish_together(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+    async def _publish_together(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         began_at = self._clock_seconds()
-        reasons = await self._calls.publish_within(self._patience_seconds, events)
-        self._note_answer(self._clock_seconds() - began_at)
-        return dict(reasons)
-
-    def _note_answer(self, seconds: float) -> None:
-        self._answered_at = self._clock_seconds()
-        self._silent = 0
-        patience_seconds = max(PATIENCE_SHARE * self._lease_seconds, PATIENCE_TIMES * seconds)
-        self._patience_seconds = min(patience_seconds, self._lease_seconds)
+        reasons = await self._calls.publish_within(
+            self._patience.together_seconds, events, self._calls.begin()
+        )
+        self._patience.note_answer(self._clock_seconds() - began_at)
+        return reasons
 
     async def _find_out(
         self, events: Sequence[CommittedEvent], behind: Behind, *, is_away: bool, is_there: bool
     ) -> dict[UUID, str]:
         """Publish each owner's by themselves; return the reasons of what was refused, or is to blame."""
-        async with Trial(self._calls, is_there=is_there) as trial:
+        # What was refused may keep a bus busy that does few things at once.
+        if await self._calls.cut_short():
+            self.was_slow = False
+        async with Trial(self._calls, self._patience, is_there=is_there) as trial:
             owners = by_owner(events)
             first = [owner for owner in owners if owner not in self._suspects] or [*owners]
             # If the bus is away, it is not asked for every owner.
             first = first[:PROBES_MAX] if is_away else first
-            await self._run(trial, [event for owner in first for event in owners[owner]])
+            await trial.run(event for owner in first for event in owners[owner])
             if not trial.is_there:
-                await self._run(trial, [event async for event in self._others({*owners}, behind)])
+                await trial.run([event async for event in self._others({*owners}, behind)])
             if not trial.is_there:
                 self._suspect(trial)
                 raise next(iter(trial.errors.values()), BusUnavailable("no answer in time"))
             # What has failed before the first answer may have met a bus that was still away.
             trial.errors.clear()
             again = [event for event in events if event.event_id not in trial.answered]
-            await self._run(trial, [event for event in again if owner_of(event) not in trial.hung])
+            await trial.run(event for event in again if owner_of(event) not in trial.hung)
             self._suspects.difference_update(owners)
             reasons = self._refused(trial, events)
-            self._note_answer(trial.shortest_seconds if trial.answered else 0.0)
+            self._patience.note_answer(trial.shortest_seconds if trial.answered else 0.0)
             return reasons
-
-    async def _run(self, trial: Trial, events: Sequence[CommittedEvent]) -> None:
-        alone_seconds = min(self._patience_seconds * 2.0**self._silent, self._lease_seconds)
-        await trial.run(events, self._lease_seconds, self._patience_seconds, alone_seconds)
 
     def _suspect(self, trial: Trial) -> None:
         """Take down for whom the bus has hung; or it is slow, and gets twice the time for one next."""
-        self._silent = 0 if trial.errors else min(self._silent + 1, DOUBLINGS_MAX)
-        if len(self._suspects) > SUSPECTS_MAX:
+        self._patience.note_silence(has_raised=bool(trial.errors))
+        if len(self._suspects) > OWNERS_MAX:
             self._suspects.clear()
         self._suspects.update(trial.hung)
 
@@ -168,80 +160,13 @@ class HostsBus(DoubtedBus):
             if event.event_id in trial.answered:
                 reason = trial.answered[event.event_id]
             else:
-                error = trial.errors.get(event.event_id)
-                seconds = trial.hung.get(owner_of(event), self._patience_seconds)
-                reason = _too_long(seconds) if error is None else raised(error)
-                self._blame(event, reason, error)
+                seconds = trial.hung.get(owner_of(event), self._patience.seconds)
+                error = trial.errors.get(event.event_id, NoAnswer(seconds))
+                self._blamed.add(event, error)
+                self._patience.note_failure()
+                # It was not for their number that they took too long together.
+                self.was_slow = False
+                reason = reason_of(error)
             if reason is not None:
                 reasons[event.event_id] = reason
         return reasons
-
-    def _blame(self, event: CommittedEvent, reason: str, error: Exception | None) -> None:
-        """Blame the event's owner. Of each owner one bug is reported: it comes with every try."""
-        if self._blamed.add(event, reason) and error is not None:
-            self._observe(ActorCrashed("relay", error))
-
-    async def publish_again(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
-        """Publish events that were refused before, each alone; put off what does not go through.
-
-        A failure counts as a try if the bus has answered for another event since the last one. Of an owner
-        for whom the bus hangs, the others are put off untried: each would keep it busy.
-        """
-        owners: dict[str, list[Delivery]] = {}
-        for delivery in deliveries:
-            owners.setdefault(owner_of(delivery.event), []).append(delivery)
-        began_at = self._clock_seconds()
-        places = asyncio.Semaphore(AGAIN_OWNERS_MAX)
-        put_offs: list[PutOff] = []
-        failed: list[tuple[Delivery, str, Exception | None]] = []
-
-        async def publish(owner: str) -> None:
-            async with places:
-                await self._publish_owners(owner, owners[owner], put_offs, failed)
-
-        await self._calls.run({owner: publish(owner) for owner in owners})
-        for delivery, reason, error in failed:
-            is_try = self._answered_at >= began_at - PAUSE.longest(delivery.tries)
-            put_offs.append(each := put_off(delivery, reason, is_try=is_try))
-            if is_try and each.dead_reason is None:
-                self._blame(delivery.event, reason, error)
-            elif is_try:
-                # It is tried no more, and cannot show that the cause is mended.
-                self._blamed.take_back(delivery.event)
-        # Each error refers by its traceback to frames that refer to this list.
-        failed.clear()
-        return put_offs
-
-    async def _publish_owners(
-        self,
-        owner: str,
-        deliveries: Sequence[Delivery],
-        put_offs: list[PutOff],
-        failed: list[tuple[Delivery, str, Exception | None]],
-    ) -> None:
-        for number, delivery in enumerate(deliveries, 1):
-            event = delivery.event
-            try:
-                reasons = await self._calls.publish_within(self._patience_seconds, [event])
-            except TimeoutError:
-                failed.append((delivery, _too_long(self._patience_seconds), None))
-                hung = self._hung_in_row.get(owner, 0)
-                if len(self._hung_in_row) > SUSPECTS_MAX:
-                    self._hung_in_row.clear()
-                self._hung_in_row[owner] = hung + 1
-                seconds = min(PAUSE.seconds(hung), BEHIND_HUNG_SECONDS_MAX)
-                put_offs += [PutOff(each.event.event_id, seconds) for each in deliveries[number:]]
-                return
-            except Exception as error:  # noqa: BLE001 whether it is the event's is decided later
-                failed.append((delivery, raised(error), error))
-            else:
-                self._answered_at = self._clock_seconds()
-                self._hung_in_row.pop(owner, None)
-                if (reason := reasons.get(event.event_id)) is not None:
-                    put_offs.append(put_off(delivery, reason))
-                else:
-                    self._blamed.take_back(event)
-
-
-def _too_long(seconds: float) -> str:
-    return f"publish took longer than {seconds:g} s"

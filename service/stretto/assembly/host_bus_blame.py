@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from stretto.assembly.host_bus_calls import NoAnswer, reason_of
+from stretto.observations import ActorCrashed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
+    from stretto.observations import Observer
 
 # 0.3 MB. Beyond it the owner that failed first is tried anew.
 OWNERS_MAX: Final = 1024
@@ -31,18 +35,26 @@ class BlamedOwners:
     That ends when this event goes through: its cause is mended.
     """
 
-    def __init__(self, clock_seconds: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, observe: Observer, clock_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._observe = observe
         self._clock_seconds = clock_seconds
         self._owners: dict[str, tuple[UUID, str, float]] = {}
 
-    def add(self, event: CommittedEvent, reason: str) -> bool:
-        """Note that the bus has failed for this event alone; return whether its owner was not known."""
+    def add(self, event: CommittedEvent, error: Exception) -> None:
+        """Note that the bus has failed for this event alone.
+
+        Of each owner one bug is reported: it comes with every try.
+        """
         owner = owner_of(event)
         is_new = self._owners.pop(owner, None) is None
-        self._owners[owner] = event.event_id, reason, self._clock_seconds() + BLAME_SECONDS
+        until = self._clock_seconds() + BLAME_SECONDS
+        self._owners[owner] = event.event_id, reason_of(error), until
         if len(self._owners) > OWNERS_MAX:
             del self._owners[next(iter(self._owners))]
-        return is_new
+        if is_new and not isinstance(error, NoAnswer):
+            self._observe(ActorCrashed("relay", error))
 
     def __contains__(self, owner: str) -> bool:
         """Whether new events of this owner are refused."""

@@ -25,15 +25,48 @@ REASON_CHARACTERS_MAX: Final = 1024
 CANCELLED_CALL_SECONDS: Final = 1.0
 
 
+class NoAnswer(Exception):
+    """A call has taken too long, and was cancelled."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"publish took longer than {seconds:g} s")
+
+
+class CutShort(NoAnswer):
+    """It was cancelled before its time, for other calls."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason of an event for which a call has failed."""
+    return str(error) if isinstance(error, NoAnswer) else raised(error)
+
+
 class HostsBusCalls:
-    """An `EventBus` that keeps the contract, over one that may break it."""
+    """An `EventBus` that keeps the contract, over one that may break it.
+
+    Calls have numbers, in the order in which they begin. A bus that does few things at once lets calls wait, and
+    the first that waits is the first to go on. So if one has hung while a later one was answered, it did not
+    wait for others.
+    """
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
         self._left: set[asyncio.Task[Any]] = set()
         """Cancelled, and not ended: the event loop itself keeps no task."""
+        self._can_be_cut: set[asyncio.Task[Mapping[UUID, str]]] = set()
+        self._begun = self._answered = 0
+        """The newest call of all, and the newest of those that were answered."""
 
-    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+    def begin(self) -> int:
+        """Return the number of a call that begins now."""
+        self._begun += 1
+        return self._begun
+
+    def was_passed(self, number: int) -> bool:
+        """Whether a later call was answered."""
+        return self._answered > number
+
+    async def publish(self, events: Sequence[CommittedEvent], number: int) -> Mapping[UUID, str]:
         """Publish together; return the reasons of those that were refused.
 
         Raises what the bus raises: `TypeError` for an answer that breaks the contract, and
@@ -64,6 +97,7 @@ class HostsBusCalls:
                 if each[0] not in event_ids or not isinstance(each[1], str)
             ]
             if not odd:
+                self._answered = max(self._answered, number)
                 return {
                     event_id: plain(reason)[:REASON_CHARACTERS_MAX]
                     for event_id, reason in refused.items()
@@ -79,18 +113,34 @@ class HostsBusCalls:
         raise TypeError(message)
 
     async def publish_within(
-        self, seconds: float, events: Sequence[CommittedEvent]
+        self,
+        seconds: float,
+        events: Sequence[CommittedEvent],
+        number: int,
+        *,
+        can_be_cut: bool = False,
     ) -> Mapping[UUID, str]:
-        """The same, within so many seconds; also raises `TimeoutError`."""
-        task = asyncio.create_task(self.publish(events), name="stretto publish together")
+        """The same, within so many seconds; also raises `NoAnswer`, or `CutShort` for `cut_short`."""
+        task = asyncio.create_task(self.publish(events, number), name="stretto publish together")
+        if can_be_cut:
+            self._can_be_cut.add(task)
+            task.add_done_callback(self._can_be_cut.discard)
         try:
             if not (await asyncio.wait({task}, timeout=seconds))[0]:
-                raise TimeoutError
+                raise NoAnswer(seconds)
+            if task.cancelled():
+                raise CutShort(seconds)
             return task.result()
         finally:
             await self.cancel({task})
             # The traceback of its error refers to this frame, which must not refer back.
             del task
+
+    async def cut_short(self) -> bool:
+        """Cancel the calls that can be cut short; return whether there were any."""
+        calls = {*self._can_be_cut}
+        await self.cancel(calls)
+        return bool(calls)
 
     async def run(
         self, calls: Mapping[str, Coroutine[Any, Any, None]], seconds: float | None = None
@@ -113,7 +163,11 @@ class HostsBusCalls:
 
     async def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
         """Cancel calls, and wait for their end, `CANCELLED_CALL_SECONDS` at most."""
+        tasks = {*tasks}
         running = {task for task in tasks if not task.done()}
+        # What has ended in the same turn as its caller: nobody else may look at its error.
+        for task in tasks - running:
+            self._forget(task)
         for task in running:
             self._left.add(task)
             task.add_done_callback(self._forget)

@@ -8,11 +8,12 @@ were cancelled. If that hangs too, it is not because of others.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 import orjson
 
 from stretto.assembly.host_bus_blame import owner_of
+from stretto.assembly.host_bus_patience import QUICK_SHARE
 from stretto.targets.bus import BusUnavailable
 
 if TYPE_CHECKING:
@@ -20,20 +21,17 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.assembly.host_bus_calls import HostsBusCalls
+    from stretto.assembly.host_bus_patience import Patience
     from stretto.events.log import CommittedEvent
-
-# A bus that is known to take long gets so many times what it took.
-PATIENCE_TIMES: Final = 3.0
-# Once the bus has answered for others, a round that shows nothing more may last so much of the time before.
-QUICK_SHARE: Final = 1 / 3
 
 
 class Trial:
     """Calls of the bus, and what came of them, until the end of `async with`."""
 
-    def __init__(self, calls: HostsBusCalls, *, is_there: bool) -> None:
+    def __init__(self, calls: HostsBusCalls, patience: Patience, *, is_there: bool) -> None:
         """Take whether the bus has answered already."""
         self._calls = calls
+        self._patience = patience
         self.is_there = is_there
         """Whether the bus has answered for an event."""
         self.answered: dict[UUID, str | None] = {}
@@ -44,6 +42,8 @@ class Trial:
         """Owners for whom it has hung, and for how many seconds."""
         self.shortest_seconds = float("inf")
         """Of the calls that it has answered."""
+        self._numbers: dict[str, int] = {}
+        """Each owner's newest call."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -52,50 +52,48 @@ class Trial:
         # Each error refers by its traceback to frames that refer to this.
         self.errors.clear()
 
-    async def run(
-        self,
-        events: Iterable[CommittedEvent],
-        seconds: float,
-        patience_seconds: float,
-        alone_seconds: float,
-    ) -> None:
-        """Publish the events, in rounds of `patience_seconds` at most; within `seconds`, or little more.
+    async def run(self, events: Iterable[CommittedEvent]) -> None:
+        """Publish the events, in rounds, within a lease or little more.
 
-        While the bus answers for more and more of them, they have as long again. While it has not answered
-        at all, a round of one owner may last for `alone_seconds`.
+        While the bus answers for more and more of them, they have as long again.
         """
         waiting = by_owner(events)
         owners = [*waiting]
-        has_news = True
+        is_first = has_news = True
         now = asyncio.get_running_loop().time
-        until = now() + seconds
+        until = now() + self._patience.lease_seconds
         while owners:
             known = len(self.answered)
-            lasts = patience_seconds
-            if self.is_there:
-                if self.answered:
-                    slow_seconds = PATIENCE_TIMES * self.shortest_seconds
-                    lasts = max(lasts, min(slow_seconds, seconds))
-                lasts *= 1.0 if has_news else QUICK_SHARE
-            elif len(owners) == 1:
-                lasts = alone_seconds
+            is_quick = not is_first and (len(owners) == 1 or not has_news)
+            lasts = self._round_seconds(len(owners), is_quick=is_quick)
             late = await self._round([waiting[owner] for owner in owners], lasts)
             for owner in owners:
                 waiting[owner] = [each for each in waiting[owner] if not self._is_known(each)]
                 if not waiting[owner]:
                     del waiting[owner]
-            has_news = len(self.answered) > known
+            is_first, has_news = False, len(self.answered) > known
             if has_news:
-                until = now() + seconds
-            if len(owners) == 1 and late:
-                self.hung |= dict.fromkeys(late, lasts)
-                waiting.pop(owners[0], None)
-            elif now() >= until:
-                if self.is_there:
-                    self.hung |= dict.fromkeys(late, lasts)
+                until = now() + self._patience.lease_seconds
+            is_over = now() >= until and len(owners) > 1
+            for owner in late:
+                # Alone, or before others who were answered: it did not wait for others.
+                is_sure = len(owners) == 1 or self._calls.was_passed(self._numbers[owner])
+                if is_sure or (is_over and self.is_there):
+                    self.hung[owner] = lasts
+                    waiting.pop(owner, None)
+            if now() >= until:
                 return
             is_stuck = not has_news and len(owners) > 1
             owners = [*waiting][:1] if is_stuck else [*waiting]
+
+    def _round_seconds(self, owners: int, *, is_quick: bool) -> float:
+        """Return how long a round of so many owners may take."""
+        if not self.is_there:
+            return self._patience.alone_seconds if owners == 1 else self._patience.seconds
+        share = QUICK_SHARE if is_quick else 1.0
+        usual_seconds = self._patience.quick_seconds if is_quick else self._patience.seconds
+        took_seconds = self.shortest_seconds if self.answered else 0.0
+        return max(usual_seconds, self._patience.after(took_seconds, share))
 
     def _is_known(self, event: CommittedEvent) -> bool:
         return event.event_id in self.answered or event.event_id in self.errors
@@ -136,8 +134,9 @@ class Trial:
 
     async def _call(self, events: Sequence[CommittedEvent]) -> None:
         now = asyncio.get_running_loop().time
+        number = self._numbers[owner_of(events[0])] = self._calls.begin()
         began_at = now()
-        reasons = await self._calls.publish(events)
+        reasons = await self._calls.publish(events, number)
         self.is_there = True
         self.answered |= {event.event_id: reasons.get(event.event_id) for event in events}
         self.shortest_seconds = min(self.shortest_seconds, now() - began_at)

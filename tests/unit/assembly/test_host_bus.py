@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stretto.assembly.host_bus import (
-    AGAIN_OWNERS_MAX,
-    BEHIND_HUNG_SECONDS_MAX,
-    PATIENCE_SHARE,
-    PROBES_MAX,
-    HostsBus,
-)
+from stretto.assembly.host_bus import PROBES_MAX, HostsBus
+from stretto.assembly.host_bus_again import AGAIN_OWNERS_MAX, BEHIND_PAUSE
+from stretto.assembly.host_bus_patience import PATIENCE_SHARE
 from stretto.observations import ActorCrashed
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import Delivery
 from stretto.targets.refused import PAUSE, TRIES_MAX
 from support.clock import Clock
 from support.owned_events import event_of
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -55,6 +52,18 @@ class FailsFor:
                 self.under_way -= 1
         self.published += events
         return {events[0].event_id: "no"} if [*events] == [THREE] else {}
+
+
+class DoesFew(FailsFor):
+    """Does so many things at once, in the order in which they come."""
+
+    def __init__(self, places: int, *events: CommittedEvent) -> None:
+        super().__init__(None, *events)
+        self.places = asyncio.Semaphore(places)
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+        async with self.places:
+            return await super().publish(events)
 
 
 def hosts(
@@ -140,16 +149,8 @@ async def test_an_owner_for_whom_the_bus_hangs_keeps_no_other_from_a_bus_that_do
     places: int,
 ) -> None:
     """As a pool of connections, each of which a call of that owner's may keep."""
-
-    class DoesFew(FailsFor):
-        slots = asyncio.Semaphore(places)
-
-        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
-            async with self.slots:
-                return await super().publish(events)
-
     evil = [event_of(f"evil {n % 4}", n) for n in range(1, 17)]
-    bus = DoesFew(None, *evil)
+    bus = DoesFew(places, *evil)
     doubted = HostsBus(bus, lambda _: None, LEASE_SECONDS / 2)
     others = [event_of(f"good {n}", n) for n in range(17, 33)]
     refused: set[UUID] = set()
@@ -325,8 +326,8 @@ async def test_behind_a_refused_event_that_hangs_its_owners_others_wait() -> Non
         assert {ONE.event_id, *(each.event_id for each in others)} == {*put_offs}
         assert [True, False, False] == [put_offs[each.event_id].is_try for each in (ONE, *others)]
         pauses.append(put_offs[others[0].event_id].seconds)
-    assert 0.5 <= pauses[0] <= 1.0 < pauses[2] < pauses[-1] <= BEHIND_HUNG_SECONDS_MAX
-    assert BEHIND_HUNG_SECONDS_MAX / 2 <= pauses[-1]
+    assert 0.5 <= pauses[0] <= 1.0 < pauses[2] < pauses[-1] <= BEHIND_PAUSE.seconds_max
+    assert BEHIND_PAUSE.seconds_max / 2 <= pauses[-1]
     # One of them that goes through ends that.
     assert [] == await doubted.publish_again([Delivery(others[0], 1)])
     deliveries = [Delivery(each, 1) for each in (ONE, others[1])]
@@ -414,4 +415,94 @@ async def test_a_bus_that_is_known_to_be_slow_gets_more_time() -> None:
     doubted = hosts(bus, clock=clock)
     for bus.seconds, expected in [(0.0, share), (0.3, 0.9), (9.0, LEASE_SECONDS), (0.0, share)]:
         await doubted.publish([ONE, TWO])
-        assert expected == pytest.approx(doubted._patience_seconds)
+        assert expected == pytest.approx(doubted._patience.seconds)
+
+
+async def test_a_refused_event_that_hangs_puts_no_blame_on_what_waits_for_it() -> None:
+    """It is cut short, and tried again with the bus to itself: that counts."""
+    bus = DoesFew(1, ONE)
+    doubted = hosts(bus)
+    again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
+    await until(lambda: bus.under_way)
+    assert {} == await doubted.publish([TWO, event_of("dave", 4)])
+    assert not doubted.was_slow
+    assert [(ONE.event_id, True)] == [(each.event_id, each.is_try) for each in await again]
+    assert {} == await doubted.publish([TWO, event_of("dave", 5)])
+
+
+async def test_a_refused_event_that_is_mended_goes_through_beside_one_that_hangs() -> None:
+    """Of a bus that does one thing at a time: else it would fail for ever, and be a dead letter."""
+    bus = DoesFew(1, ONE)
+    doubted = hosts(bus)
+    for _ in range(2):
+        put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
+        assert [ONE.event_id] == [each.event_id for each in put_offs]
+    assert [TWO, TWO] == bus.published
+    # Beside the other one, and each alone; then the mended one beside others, and the other one alone at once.
+    assert [[1], [1], [2], [2], [1]] == bus.calls
+
+
+async def test_a_refused_event_that_is_cut_short_has_not_failed() -> None:
+    """Though the bus has answered a later call before."""
+    bus = FailsFor(None, ONE, THREE)
+    doubted = hosts(bus)
+    # So the log waits for a shorter time than a refused event.
+    doubted._patience.note_failure()
+    again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
+    await until(lambda: bus.under_way)
+    assert {} == await doubted.publish([TWO, event_of("dave", 4)])
+    assert [THREE.event_id] == [*await doubted.publish([THREE, TWO])]
+    assert [ONE.event_id] == [each.event_id for each in await again]
+    assert 2 == sum(call == [1] for call in bus.calls)
+
+
+async def test_what_a_bus_refuses_slowly_beside_others_is_tried_alone() -> None:
+    """As where it waits for a place of its own, and gives that up."""
+
+    class GivesUp(DoesFew):
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            try:
+                async with asyncio.timeout(0.9 * PATIENCE_SHARE * LEASE_SECONDS):
+                    return await super().publish(events)
+            except TimeoutError:
+                raise LookupError from None
+
+    bus = GivesUp(1, ONE)
+    put_offs = await hosts(bus).publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
+    assert [ONE.event_id] == [each.event_id for each in put_offs]
+
+
+async def test_a_refused_event_begins_after_the_log_has_had_its_turn() -> None:
+    """Of a bus that does few things at once, the log needs all to see whom it fails for."""
+    bus = DoesFew(9, ONE, TWO)
+    doubted = hosts(bus)
+    log = asyncio.create_task(doubted.publish([ONE, THREE]))
+    await until(lambda: bus.under_way)
+    again = asyncio.create_task(doubted.publish_again([Delivery(TWO, 1)]))
+    reasons = await log
+    assert [ONE.event_id, THREE.event_id] == [*reasons]
+    assert [2] not in bus.calls
+    await again
+    assert [2] in bus.calls
+
+
+async def test_owners_for_whom_the_bus_hangs_are_known_at_once_if_it_answers_later_calls() -> None:
+    """They do not wait for others: a round for each would be a delay for all."""
+    evil = [event_of(f"evil {n}", n) for n in range(4, 8)]
+    bus = FailsFor(None, *evil)
+    doubted = hosts(bus)
+    assert {event.event_id for event in evil} == {*await doubted.publish([*evil, TWO])}
+    assert [[4, 5, 6, 7, 2], [4], [5], [6], [7], [2]] == bus.calls
+
+
+async def test_parts_stay_as_large_where_a_bus_fails_for_an_owner() -> None:
+    """Each failure costs the same time: with few events for each, others would fall behind."""
+    doubted = hosts(FailsFor(None, ONE))
+    await doubted.publish([ONE, TWO])
+    assert not doubted.was_slow
+    # Nor does its own time-out say that it was too much.
+    bus = FailsFor(TimeoutError)
+    doubted = hosts(bus)
+    bus.events = [ONE]
+    await doubted.publish([ONE, TWO])
+    assert not doubted.was_slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -10,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from stretto.assembly import host_bus_calls
-from stretto.assembly.host_bus_calls import HostsBusCalls
+from stretto.assembly.host_bus_calls import CutShort, HostsBusCalls, NoAnswer
 from stretto.runtime.cancelling import is_cancelled
 from stretto.targets.bus import BusUnavailable
 from support.cancellations import fail_and_leave_one_behind
@@ -35,7 +36,7 @@ class Bus:
 
 async def publish(calls: HostsBusCalls, event: CommittedEvent) -> None:
     """Publish an event."""
-    await calls.publish([event])
+    await calls.publish([event], 1)
 
 
 class Text(str):
@@ -59,7 +60,7 @@ class Text(str):
 async def test_a_bus_that_breaks_its_contract_has_published_nothing(reasons: object) -> None:
     """A refused event would be passed over, and without a sign."""
     with pytest.raises(TypeError, match="must return the reasons of refused events by their ids"):
-        await HostsBusCalls(Bus(reasons)).publish([ONE, TWO])
+        await HostsBusCalls(Bus(reasons)).publish([ONE, TWO], 1)
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
@@ -71,7 +72,7 @@ async def test_a_bus_that_would_end_the_process_ends_its_turn(error: type[BaseEx
             raise error
 
     with pytest.raises(RuntimeError, match=f"publish raised {error.__name__}") as raised:
-        await HostsBusCalls(Exits()).publish([ONE])
+        await HostsBusCalls(Exits()).publish([ONE], 1)
     assert isinstance(raised.value.__cause__, error)
 
 
@@ -83,13 +84,13 @@ async def test_any_other_error_of_a_bus_comes_as_it_is() -> None:
             raise LookupError
 
     with pytest.raises(LookupError):
-        await HostsBusCalls(Fails()).publish([ONE])
+        await HostsBusCalls(Fails()).publish([ONE], 1)
 
 
 @pytest.mark.parametrize("reasons", [{}, {ONE.event_id: "no"}, {ONE.event_id: Text("no")}])
 async def test_refusals_by_id_and_reason_are_some(reasons: dict[UUID, str]) -> None:
     """The twin: they are passed on as plain texts."""
-    answer = await HostsBusCalls(Bus(reasons)).publish([ONE, TWO])
+    answer = await HostsBusCalls(Bus(reasons)).publish([ONE, TWO], 1)
     assert reasons == answer
     assert {str} >= {type(reason) for reason in answer.values()}
 
@@ -97,7 +98,7 @@ async def test_refusals_by_id_and_reason_are_some(reasons: dict[UUID, str]) -> N
 @pytest.mark.parametrize("characters", [1024, 1025, 10**6])
 async def test_a_reason_of_any_length_is_logged_in_part(characters: int) -> None:
     """Each failure is a line of the log; the twin is short enough to be whole."""
-    answer = await HostsBusCalls(Bus({ONE.event_id: Text("x" * characters)})).publish([ONE])
+    answer = await HostsBusCalls(Bus({ONE.event_id: Text("x" * characters)})).publish([ONE], 1)
     assert {ONE.event_id: "x" * 1024} == answer
 
 
@@ -109,7 +110,7 @@ async def test_what_a_bus_leaves_behind_in_its_task_is_not_left_in_ours() -> Non
             await fail_and_leave_one_behind()
 
     with pytest.raises(BusUnavailable):
-        await HostsBusCalls(Leaves()).publish([ONE])
+        await HostsBusCalls(Leaves()).publish([ONE], 1)
     assert not is_cancelled()
 
 
@@ -126,8 +127,8 @@ async def test_a_call_that_does_not_end_holds_up_nothing(monkeypatch: pytest.Mon
             raise LookupError
 
     calls = HostsBusCalls(GoesOn())
-    with pytest.raises(TimeoutError):
-        await calls.publish_within(0.0, [ONE])
+    with pytest.raises(NoAnswer, match="longer than 0 s"):
+        await calls.publish_within(0.0, [ONE], 1)
     assert ["two"] == await calls.run({"two": publish(calls, TWO)}, 0.0)
     assert 2 == len(calls._left)
     goes_on.set()
@@ -167,5 +168,60 @@ async def test_what_a_bus_does_to_its_events_is_not_done_to_ours() -> None:
             events.clear()
 
     with pytest.raises(AttributeError):
-        await HostsBusCalls(Takes()).publish(events)
+        await HostsBusCalls(Takes()).publish(events, 1)
     assert [ONE, TWO] == events
+
+
+async def test_a_call_that_can_be_cut_short_ends_before_its_time() -> None:
+    """Others do not; and it can be known from one that has taken too long."""
+
+    class Hangs:
+        async def publish(self, _: object) -> Any:
+            await asyncio.Event().wait()
+
+    calls = HostsBusCalls(Hangs())
+    tasks = [
+        asyncio.create_task(calls.publish_within(60.0, [ONE], 1, can_be_cut=True)),
+        asyncio.create_task(calls.publish_within(60.0, [TWO], 2)),
+    ]
+    await until(lambda: len(asyncio.all_tasks()) > 4)
+    assert await calls.cut_short()
+    with pytest.raises(CutShort):
+        await tasks[0]
+    assert not await calls.cut_short()
+    assert not tasks[1].done()
+    tasks[1].cancel()
+
+
+async def test_a_call_was_passed_if_a_later_one_was_answered() -> None:
+    """An answer that breaks the contract is none."""
+    bus = Bus({})
+    calls = HostsBusCalls(bus)
+    first, second = calls.begin(), calls.begin()
+    await calls.publish([ONE], first)
+    assert not calls.was_passed(first)
+    bus.reasons = None
+    with pytest.raises(TypeError):
+        await calls.publish([ONE], second)
+    assert not calls.was_passed(first)
+    bus.reasons = {}
+    await calls.publish([ONE], second)
+    await calls.publish([ONE], first)
+    assert calls.was_passed(first)
+
+
+async def test_an_error_that_comes_as_its_caller_ends_is_not_printed() -> None:
+    """The event loop prints it with its text, which may hold what is secret."""
+    printed: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: printed.append(context))
+
+    async def fail() -> None:
+        raise LookupError("secret")
+
+    call = asyncio.create_task(fail())
+    await asyncio.wait({call})
+    await HostsBusCalls(Bus({})).cancel({call})
+    del call
+    gc.collect()
+    assert not printed

@@ -1,0 +1,144 @@
+"""RefusedAgain: what a host's bus has refused, or failed for, is published again, each event alone.
+
+Owners take part side by side, beside the log as well. What fails there may have waited for others, where the
+bus does few things at once. So it is tried once more with the bus to itself: an owner whose fault is mended
+would never get through beside those for whom the bus hangs, and would be to blame for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from stretto.assembly.host_bus_blame import OWNERS_MAX, owner_of
+from stretto.assembly.host_bus_calls import CutShort, NoAnswer, reason_of
+from stretto.runtime.backoff import Backoff
+from stretto.targets.delivery import PutOff
+from stretto.targets.refused import PAUSE, put_off
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stretto.assembly.host_bus_blame import BlamedOwners
+    from stretto.assembly.host_bus_calls import HostsBusCalls
+    from stretto.assembly.host_bus_patience import Patience
+    from stretto.targets.delivery import Delivery
+
+# So many owners at once: the bus may do few things at a time, and is busy with new events.
+AGAIN_OWNERS_MAX: Final = 4
+# Behind a refused event that has failed slowly, its owner's others wait: each would keep the bus busy.
+BEHIND_PAUSE: Final = Backoff(1.0, 30.0)
+
+
+class _Outcome:
+    """What has come of deliveries so far; those that are in neither list were sent."""
+
+    def __init__(self) -> None:
+        self.put_offs: list[PutOff] = []
+        self.failed: list[tuple[Delivery, Exception]] = []
+
+
+class RefusedAgain:
+    """Publishes deliveries over a host's bus, of which a failure is counted where it is the event's own."""
+
+    def __init__(
+        self,
+        calls: HostsBusCalls,
+        blamed: BlamedOwners,
+        patience: Patience,
+        to_itself: asyncio.Lock,
+        clock_seconds: Callable[[], float],
+    ) -> None:
+        """Take the lock of whoever has the bus to itself: an owner here, or the log."""
+        self._calls = calls
+        self._blamed = blamed
+        self._patience = patience
+        self._to_itself = to_itself
+        self._clock_seconds = clock_seconds
+        self._unsure: set[str] = set()
+        """Owners whose events have failed slowly, where it may have been because of others."""
+        self._slow_in_row: dict[str, int] = {}
+        """How often events of an owner have failed slowly since one has not."""
+
+    async def publish(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
+        """Publish them; return those to put off. A failure counts as a try if the bus has answered since the last.
+
+        Of an owner whose event fails slowly, the others are put off untried.
+        """
+        waiting: dict[str, list[Delivery]] = {}
+        for delivery in deliveries:
+            waiting.setdefault(owner_of(delivery.event), []).append(delivery)
+        if len(self._slow_in_row) > OWNERS_MAX:
+            self._slow_in_row.clear()
+            self._unsure.clear()
+        began_at = self._clock_seconds()
+        places = asyncio.Semaphore(AGAIN_OWNERS_MAX)
+        outcome = _Outcome()
+
+        async def publish(owner: str) -> None:
+            async with places:
+                await self._publish_beside(owner, waiting[owner], outcome)
+
+        beside = [owner for owner in waiting if owner not in self._unsure]
+        await self._calls.run({owner: publish(owner) for owner in beside})
+        for owner, left in waiting.items():
+            if left:
+                async with self._to_itself:
+                    await self._publish_first(owner, left, outcome, is_alone=True)
+                # The log has its turn before the next one.
+                outcome.put_offs += [PutOff(each.event.event_id) for each in left]
+        for delivery, error in outcome.failed:
+            is_try = self._patience.answered_at >= began_at - PAUSE.longest(delivery.tries)
+            each = put_off(delivery, reason_of(error), is_try=is_try)
+            outcome.put_offs.append(each)
+            if is_try and each.dead_reason is None:
+                self._blamed.add(delivery.event, error)
+            elif is_try:
+                # It is tried no more, and cannot show that the cause is mended.
+                self._blamed.take_back(delivery.event)
+        # Each error refers by its traceback to frames that refer to this list.
+        outcome.failed.clear()
+        return outcome.put_offs
+
+    async def _publish_beside(self, owner: str, left: list[Delivery], outcome: _Outcome) -> None:
+        """Publish an owner's beside others'; leave those of which the bus has to itself to show more."""
+        while left and owner not in self._unsure:
+            # It begins while nobody has the bus to itself, and goes on beside the next one who has.
+            async with self._to_itself:
+                pass
+            await self._publish_first(owner, left, outcome, is_alone=False)
+
+    async def _publish_first(
+        self, owner: str, left: list[Delivery], outcome: _Outcome, *, is_alone: bool
+    ) -> None:
+        """Publish the first that is left, and take it off, unless its failure may be because of others."""
+        delivery = left[0]
+        number, began_at = self._calls.begin(), self._clock_seconds()
+        try:
+            reasons = await self._calls.publish_within(
+                self._patience.seconds, [delivery.event], number, can_be_cut=not is_alone
+            )
+        except Exception as error:  # noqa: BLE001 whether it is the event's is decided later
+            took_seconds = self._clock_seconds() - began_at
+            is_slow = isinstance(error, NoAnswer) or took_seconds > self._patience.quick_seconds
+            was_passed = self._calls.was_passed(number) and not isinstance(error, CutShort)
+            if is_slow and not is_alone and not was_passed:
+                self._unsure.add(owner)
+                return
+            outcome.failed.append((left.pop(0), error))
+            if is_slow:
+                failed = self._slow_in_row.get(owner, 0)
+                self._slow_in_row[owner] = failed + 1
+                seconds = BEHIND_PAUSE.seconds(failed)
+                outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
+                left.clear()
+                return
+        else:
+            left.pop(0)
+            self._patience.answered_at = self._clock_seconds()
+            if (reason := reasons.get(delivery.event.event_id)) is not None:
+                outcome.put_offs.append(put_off(delivery, reason))
+            else:
+                self._blamed.take_back(delivery.event)
+        self._slow_in_row.pop(owner, None)
+        self._unsure.discard(owner)
