@@ -48,7 +48,7 @@ class HostsBus(DoubtedBus):
         self._patience = Patience(lease_seconds, clock_seconds)
         self._blamed = BlamedOwners(observe, clock_seconds)
         self._to_itself = asyncio.Lock()
-        """Of whoever has the bus to itself, but for calls that can be cut short."""
+        """Of whoever has the bus to itself, but for refused events that have begun before."""
         self._again = RefusedAgain(
             self._calls, self._blamed, self._patience, self._to_itself, clock_seconds
         )
@@ -110,9 +110,6 @@ class HostsBus(DoubtedBus):
         self, events: Sequence[CommittedEvent], behind: Behind, *, is_away: bool, is_there: bool
     ) -> dict[UUID, str]:
         """Publish each owner's by themselves; return the reasons of what was refused, or is to blame."""
-        # What was refused may keep a bus busy that does few things at once.
-        if await self._calls.cut_short():
-            self.was_slow = False
         async with Trial(self._calls, self._patience, is_there=is_there) as trial:
             owners = by_owner(events)
             first = [owner for owner in owners if owner not in self._suspects] or [*owners]
