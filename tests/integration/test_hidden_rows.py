@@ -492,11 +492,11 @@ async def test_a_creation_that_meets_hidden_rows_is_not_refused_for_good(
 
 
 @pytest.mark.parametrize("policy", ["false", "true"], ids=["none", "some"])
-@pytest.mark.parametrize("table", ["chat_group", "conversation_member"])
+@pytest.mark.parametrize("table", ["attempt", "chat_group", "conversation_member"])
 async def test_a_deletion_from_which_rows_are_hidden_is_an_error(
     table: str, policy: str, role: str, role_url: str, connection: Connection
 ) -> None:
-    """The owner's group would look as if it did not exist; the twin is without the policies."""
+    """A group would look as if it did not exist, an attempt would stay; the twin is without the policies."""
     async with open_component(role_url, settings=SETTINGS) as component:
         group = (await component.create("k", team("k"))).group.group_id
     async with Database(role_url) as database:
@@ -514,7 +514,9 @@ async def test_a_deletion_from_which_rows_are_hidden_is_an_error(
         assert await delete()
 
 
-@pytest.mark.parametrize("table", ["chat_group", "conversation", "conversation_member"])
+@pytest.mark.parametrize(
+    "table", ["chat_group", "conversation", "conversation_member", "outbox_history", "outbox_slot"]
+)
 async def test_a_hosts_connection_from_which_rows_are_hidden_changes_nothing(
     table: str, role: str, role_url: str, connection: Connection, component: Component
 ) -> None:
@@ -554,15 +556,47 @@ async def test_a_hosts_connection_from_which_rows_are_hidden_changes_nothing(
     await host.close()
 
 
+async def test_a_hosts_connection_from_which_attempts_are_hidden_deletes_nothing(
+    role: str, role_url: str, connection: Connection, component: Component
+) -> None:
+    """The attempt would stay; the twins are a change, which touches none, and a deletion without the policies."""
+    made = await component.creator.create(IdempotencyKey("k"), TEAM)
+    group = made.group.group_id
+    await connection.execute("CREATE POLICY shown ON attempt USING (false)")
+    await hide(connection, "attempt")
+    host = await connect(role_url)
+    words = f"applies to the role {role} in attempt:"
+    with pytest.raises(stretto.ConfigurationError, match=words):
+        await changed(host, stretto.delete_group, group)
+    with pytest.raises(stretto.ConfigurationError, match=words):
+        await stretto.delete_group(host, group)
+    assert UNCHANGED == await seen(connection, group)
+    assert [] == await changes(connection)
+    assert await changed(host, stretto.rename_group, group, name="Crew")
+    assert 1 == await connection.fetchval("SELECT count(*) FROM attempt")
+    await hide(connection, "attempt", verb="DISABLE")
+    assert await stretto.delete_group(host, group)
+    assert 0 == await connection.fetchval("SELECT count(*) FROM attempt")
+    await host.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "arguments", "tables"),
+    [
+        ("lock_group", ("a", ["a", None], True, 7), set()),
+        # Of a group that is not there its routine reads less.
+        ("delete_group", (uuid4(),), {"attempt"}),
+    ],
+    ids=["change", "deletion"],
+)
 async def test_no_policies_are_switched_on_between_the_look_of_a_change_and_the_change(
-    connection: Connection, component: Component
+    statement: str, arguments: tuple[object, ...], tables: set[str], connection: Connection
 ) -> None:
     """The look locks each table, so the operator's statement waits."""
-    made = await component.creator.create(IdempotencyKey("k"), TEAM)
+    read = {"chat_group", "conversation", "conversation_member", "outbox_history", "outbox_slot"}
     async with connection.transaction():
-        arguments = (made.group.group_id, "a", ["a", None], True, 7)
-        await connection.fetch(QUERIES["lock_group"], *arguments)
+        await connection.fetch(QUERIES[statement], uuid4(), *arguments)
         locked = await connection.fetch(
             "SELECT relation::regclass::text FROM pg_locks WHERE pid = pg_backend_pid()"
         )
-    assert {"chat_group", "conversation", "conversation_member"} <= {row[0] for row in locked}
+    assert read | tables <= {row[0] for row in locked}

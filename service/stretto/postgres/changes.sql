@@ -1,8 +1,8 @@
 -- Changes of a group after its creation, in a transaction of the host's.
 --
 -- Each fails where our tables are not all found in the schema that has chat_group, and says so where the routines
--- are not. It also says in which tables policies may hide rows from the role; what it touches stays locked, so that
--- none are switched on meanwhile.
+-- are not. It also says in which tables policies may hide rows from the role, of those that it reads; these stay
+-- locked, so that none are switched on meanwhile. The outbox is only written: a row that a policy forbids is an error.
 
 -- name: lock_group
 -- Lock the group $1 until the host's transaction ends; it is not there if it was deleted. A statement that waits
@@ -24,8 +24,10 @@ SELECT EXISTS (SELECT FROM locked) AS is_there,
        ($2::text, $3::text[], $4::boolean, $5::bigint)
            = ('a'::text, ARRAY['a', NULL], true, 7::bigint) AS is_sent,
        (SELECT string_agg(name, ', ' ORDER BY name)
-        FROM unnest('{chat_group, conversation, conversation_member}'::text[]) AS name
-            LEFT JOIN (SELECT FROM conversation, conversation_member LIMIT 0) AS mentioned ON true
+        FROM unnest('{chat_group, conversation, conversation_member, outbox_history, outbox_slot}'::text[])
+                 AS name
+            LEFT JOIN (SELECT FROM conversation, conversation_member, outbox_history, outbox_slot LIMIT 0)
+                AS mentioned ON true
         WHERE row_security_active(to_regclass(name))) AS filtered,
        quote_ident(current_user) AS role,
        (SELECT string_agg(name, ', ')
@@ -129,9 +131,10 @@ WITH home AS MATERIALIZED (
     SELECT relnamespace::regnamespace::text AS name FROM pg_class WHERE oid = to_regclass('chat_group')
 ), session AS MATERIALIZED (
     SELECT (SELECT string_agg(name, ', ' ORDER BY name)
-            FROM unnest('{chat_group, conversation, conversation_member}'::text[]) AS name
-                LEFT JOIN (SELECT FROM chat_group, conversation, conversation_member LIMIT 0)
-                    AS mentioned ON true
+            FROM unnest('{attempt, chat_group, conversation, conversation_member, outbox_history,
+                          outbox_slot}'::text[]) AS name
+                LEFT JOIN (SELECT FROM attempt, chat_group, conversation, conversation_member,
+                                       outbox_history, outbox_slot LIMIT 0) AS mentioned ON true
             WHERE row_security_active(to_regclass(name))) AS filtered,
            (SELECT string_agg(name, ', ')
             FROM unnest('{delete_group_1, present_history_1, require_home_1}'::text[]) AS name
