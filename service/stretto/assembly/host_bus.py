@@ -82,13 +82,15 @@ class HostsBus(DoubtedBus):
         if self._suspects:
             firsts = [event for event in left if owner_of(event) not in self._suspects]
         is_away = is_there = False
+        # Refused events may keep a bus busy that does few things at once.
+        is_busy = self._again.is_busy
         if len(firsts) > 1:
             try:
                 reasons |= await self._publish_together(firsts)
             except BusUnavailable:
                 is_away = True
             except NoAnswer:
-                self.was_slow = True
+                self.was_slow = not is_busy
             except Exception:  # noqa: BLE001, S110 each owner's show what it is
                 pass
             else:

@@ -55,10 +55,14 @@ class RefusedAgain:
         self._patience = patience
         self._to_itself = to_itself
         self._clock_seconds = clock_seconds
-        self._unsure: set[str] = set()
-        """Owners whose events have failed slowly, where it may have been because of others."""
+        self._under_way = 0
         self._slow_in_row: dict[str, int] = {}
         """How often events of an owner have failed slowly since one has not."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return self._under_way > 0
 
     async def publish(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
         """Publish them; return those to put off. A failure counts as a try if the bus has answered since the last.
@@ -70,7 +74,6 @@ class RefusedAgain:
             waiting.setdefault(owner_of(delivery.event), []).append(delivery)
         if len(self._slow_in_row) > OWNERS_MAX:
             self._slow_in_row.clear()
-            self._unsure.clear()
         began_at = self._clock_seconds()
         places = asyncio.Semaphore(AGAIN_OWNERS_MAX)
         outcome = _Outcome()
@@ -79,8 +82,7 @@ class RefusedAgain:
             async with places:
                 await self._publish_beside(owner, waiting[owner], outcome)
 
-        beside = [owner for owner in waiting if owner not in self._unsure]
-        await self._calls.run({owner: publish(owner) for owner in beside})
+        await self._calls.run({owner: publish(owner) for owner in waiting})
         for owner, left in waiting.items():
             if left:
                 async with self._to_itself:
@@ -102,18 +104,20 @@ class RefusedAgain:
 
     async def _publish_beside(self, owner: str, left: list[Delivery], outcome: _Outcome) -> None:
         """Publish an owner's beside others'; leave those of which the bus has to itself to show more."""
-        while left and owner not in self._unsure:
+        is_known = True
+        while left and is_known:
             # It begins while nobody has the bus to itself, and goes on beside the next one who has.
             async with self._to_itself:
                 pass
-            await self._publish_first(owner, left, outcome, is_alone=False)
+            is_known = await self._publish_first(owner, left, outcome, is_alone=False)
 
     async def _publish_first(
         self, owner: str, left: list[Delivery], outcome: _Outcome, *, is_alone: bool
-    ) -> None:
-        """Publish the first that is left, and take it off, unless its failure may be because of others."""
+    ) -> bool:
+        """Publish the first that is left, and take it off; return False if it may have failed because of others."""
         delivery = left[0]
         number, began_at = self._calls.begin(), self._clock_seconds()
+        self._under_way += 1
         try:
             reasons = await self._calls.publish_within(
                 self._patience.seconds, [delivery.event], number
@@ -122,8 +126,7 @@ class RefusedAgain:
             took_seconds = self._clock_seconds() - began_at
             is_slow = isinstance(error, NoAnswer) or took_seconds > self._patience.quick_seconds
             if is_slow and not is_alone and not self._calls.was_passed(number):
-                self._unsure.add(owner)
-                return
+                return False
             outcome.failed.append((left.pop(0), error))
             if is_slow:
                 failed = self._slow_in_row.get(owner, 0)
@@ -131,7 +134,7 @@ class RefusedAgain:
                 seconds = BEHIND_PAUSE.seconds(failed)
                 outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
                 left.clear()
-                return
+                return True
         else:
             left.pop(0)
             self._patience.answered_at = self._clock_seconds()
@@ -139,5 +142,7 @@ class RefusedAgain:
                 outcome.put_offs.append(put_off(delivery, reason))
             else:
                 self._blamed.take_back(delivery.event)
+        finally:
+            self._under_way -= 1
         self._slow_in_row.pop(owner, None)
-        self._unsure.discard(owner)
+        return True

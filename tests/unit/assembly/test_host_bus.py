@@ -422,9 +422,12 @@ async def test_a_refused_event_that_hangs_puts_no_blame_on_what_waits_for_it() -
     """It is tried again with the bus to itself: that counts."""
     bus = DoesFew(1, ONE)
     doubted = hosts(bus)
+    # So the log waits for a shorter time than a refused event.
+    doubted._patience.note_failure()
     again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
     await until(lambda: bus.under_way)
     assert {} == await doubted.publish([TWO, event_of("dave", 4)])
+    assert not doubted.was_slow
     assert [(ONE.event_id, True)] == [(each.event_id, each.is_try) for each in await again]
     assert {} == await doubted.publish([TWO, event_of("dave", 5)])
 
@@ -433,12 +436,10 @@ async def test_a_refused_event_that_is_mended_goes_through_beside_one_that_hangs
     """Of a bus that does one thing at a time: else it would fail for ever, and be a dead letter."""
     bus = DoesFew(1, ONE)
     doubted = hosts(bus)
-    for _ in range(2):
-        put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
-        assert [ONE.event_id] == [each.event_id for each in put_offs]
-    assert [TWO, TWO] == bus.published
-    # Beside the other one, and each alone; then the mended one beside others, and the other one alone at once.
-    assert [[1], [1], [2], [2], [1]] == bus.calls
+    put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
+    assert [ONE.event_id] == [each.event_id for each in put_offs]
+    # Beside each other, and then alone.
+    assert [[1], [1], [2]] == bus.calls
 
 
 async def test_what_a_bus_refuses_slowly_beside_others_is_tried_alone() -> None:
