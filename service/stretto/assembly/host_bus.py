@@ -48,7 +48,7 @@ class HostsBus(DoubtedBus):
         self._patience = Patience(lease_seconds, clock_seconds)
         self._blamed = BlamedOwners(observe, clock_seconds)
         self._to_itself = asyncio.Lock()
-        """Of whoever has the bus to itself, but for refused events that have begun before."""
+        """Of whoever has the bus to itself, but for calls that can be cut short."""
         self._again = RefusedAgain(
             self._calls, self._blamed, self._patience, self._to_itself, clock_seconds
         )
@@ -82,7 +82,6 @@ class HostsBus(DoubtedBus):
         if self._suspects:
             firsts = [event for event in left if owner_of(event) not in self._suspects]
         is_away = is_there = False
-        # Refused events may keep a bus busy that does few things at once.
         is_busy = self._again.is_busy
         if len(firsts) > 1:
             try:
@@ -112,6 +111,8 @@ class HostsBus(DoubtedBus):
         self, events: Sequence[CommittedEvent], behind: Behind, *, is_away: bool, is_there: bool
     ) -> dict[UUID, str]:
         """Publish each owner's by themselves; return the reasons of what was refused, or is to blame."""
+        # Refused events may keep a bus busy that does few things at once.
+        await self._calls.cut_short()
         async with Trial(self._calls, self._patience, is_there=is_there) as trial:
             owners = by_owner(events)
             first = [owner for owner in owners if owner not in self._suspects] or [*owners]

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from stretto.assembly.host_bus_blame import OWNERS_MAX, owner_of
-from stretto.assembly.host_bus_calls import NoAnswer, reason_of
+from stretto.assembly.host_bus_calls import CutShort, NoAnswer, reason_of
 from stretto.runtime.backoff import Backoff
 from stretto.targets.delivery import PutOff
 from stretto.targets.refused import PAUSE, put_off
@@ -120,12 +120,13 @@ class RefusedAgain:
         self._under_way += 1
         try:
             reasons = await self._calls.publish_within(
-                self._patience.seconds, [delivery.event], number
+                self._patience.seconds, [delivery.event], number, can_be_cut=not is_alone
             )
         except Exception as error:  # noqa: BLE001 whether it is the event's is decided later
             took_seconds = self._clock_seconds() - began_at
             is_slow = isinstance(error, NoAnswer) or took_seconds > self._patience.quick_seconds
-            if is_slow and not is_alone and not self._calls.was_passed(number):
+            was_passed = self._calls.was_passed(number) and not isinstance(error, CutShort)
+            if is_slow and not is_alone and not was_passed:
                 return False
             outcome.failed.append((left.pop(0), error))
             if is_slow:

@@ -32,6 +32,10 @@ class NoAnswer(Exception):
         super().__init__(f"publish took longer than {seconds:g} s")
 
 
+class CutShort(NoAnswer):
+    """It was cancelled before its time, for other calls."""
+
+
 def reason_of(error: Exception) -> str:
     """Return the reason of an event for which a call has failed."""
     return str(error) if isinstance(error, NoAnswer) else raised(error)
@@ -49,6 +53,7 @@ class HostsBusCalls:
         self._bus = bus
         self._left: set[asyncio.Task[Any]] = set()
         """Cancelled, and not ended: the event loop itself keeps no task."""
+        self._can_be_cut: set[asyncio.Task[Mapping[UUID, str]]] = set()
         self._begun = self._answered = 0
         """The newest call of all, and the newest of those that were answered."""
 
@@ -108,18 +113,32 @@ class HostsBusCalls:
         raise TypeError(message)
 
     async def publish_within(
-        self, seconds: float, events: Sequence[CommittedEvent], number: int
+        self,
+        seconds: float,
+        events: Sequence[CommittedEvent],
+        number: int,
+        *,
+        can_be_cut: bool = False,
     ) -> Mapping[UUID, str]:
-        """The same, within so many seconds; also raises `NoAnswer`."""
+        """The same, within so many seconds; also raises `NoAnswer`, or `CutShort` for `cut_short`."""
         task = asyncio.create_task(self.publish(events, number), name="stretto publish together")
+        if can_be_cut:
+            self._can_be_cut.add(task)
+            task.add_done_callback(self._can_be_cut.discard)
         try:
             if not (await asyncio.wait({task}, timeout=seconds))[0]:
                 raise NoAnswer(seconds)
+            if task.cancelled():
+                raise CutShort(seconds)
             return task.result()
         finally:
             await self.cancel({task})
             # The traceback of its error refers to this frame, which must not refer back.
             del task
+
+    async def cut_short(self) -> None:
+        """Cancel the calls that can be cut short."""
+        await self.cancel({*self._can_be_cut})
 
     async def run(
         self, calls: Mapping[str, Coroutine[Any, Any, None]], seconds: float | None = None

@@ -419,13 +419,14 @@ async def test_a_bus_that_is_known_to_be_slow_gets_more_time() -> None:
 
 
 async def test_a_refused_event_that_hangs_puts_no_blame_on_what_waits_for_it() -> None:
-    """It is tried again with the bus to itself: that counts."""
+    """It is cut short, and tried again with the bus to itself: that counts."""
     bus = DoesFew(1, ONE)
     doubted = hosts(bus)
-    # So the log waits for a shorter time than a refused event.
-    doubted._patience.note_failure()
+    # It is waited for for longer than what the log has next.
+    doubted._patience.note_answer(LEASE_SECONDS)
     again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
     await until(lambda: bus.under_way)
+    doubted._patience.note_answer(0.0)
     assert {} == await doubted.publish([TWO, event_of("dave", 4)])
     assert not doubted.was_slow
     assert [(ONE.event_id, True)] == [(each.event_id, each.is_try) for each in await again]
@@ -440,6 +441,21 @@ async def test_a_refused_event_that_is_mended_goes_through_beside_one_that_hangs
     assert [ONE.event_id] == [each.event_id for each in put_offs]
     # Beside each other, and then alone.
     assert [[1], [1], [2]] == bus.calls
+
+
+async def test_a_refused_event_that_is_cut_short_has_not_failed() -> None:
+    """Though the bus has answered a later call before."""
+    bus = FailsFor(None, ONE, THREE)
+    doubted = hosts(bus)
+    # It is waited for for longer than what the log has next.
+    doubted._patience.note_answer(LEASE_SECONDS)
+    again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
+    await until(lambda: bus.under_way)
+    doubted._patience.note_answer(0.0)
+    assert {} == await doubted.publish([TWO, event_of("dave", 4)])
+    assert [THREE.event_id] == [*await doubted.publish([THREE, TWO])]
+    assert [ONE.event_id] == [each.event_id for each in await again]
+    assert 2 == sum(call == [1] for call in bus.calls)
 
 
 async def test_what_a_bus_refuses_slowly_beside_others_is_tried_alone() -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from stretto.assembly import host_bus_calls
-from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer
+from stretto.assembly.host_bus_calls import CutShort, HostsBusCalls, NoAnswer
 from stretto.runtime.cancelling import is_cancelled
 from stretto.targets.bus import BusUnavailable
 from support.cancellations import fail_and_leave_one_behind
@@ -170,6 +170,29 @@ async def test_what_a_bus_does_to_its_events_is_not_done_to_ours() -> None:
     with pytest.raises(AttributeError):
         await HostsBusCalls(Takes()).publish(events, 1)
     assert [ONE, TWO] == events
+
+
+async def test_a_call_that_can_be_cut_short_ends_before_its_time() -> None:
+    """Others do not; and it can be known from one that has taken too long."""
+    begun = asyncio.Semaphore(0)
+
+    class Hangs:
+        async def publish(self, _: object) -> Any:
+            begun.release()
+            await asyncio.Event().wait()
+
+    calls = HostsBusCalls(Hangs())
+    tasks = [
+        asyncio.create_task(calls.publish_within(60.0, [ONE], 1, can_be_cut=True)),
+        asyncio.create_task(calls.publish_within(60.0, [TWO], 2)),
+    ]
+    for _ in tasks:
+        await begun.acquire()
+    await calls.cut_short()
+    with pytest.raises(CutShort):
+        await tasks[0]
+    assert not tasks[1].done()
+    tasks[1].cancel()
 
 
 async def test_a_call_was_passed_if_a_later_one_was_answered() -> None:
