@@ -87,7 +87,9 @@ export interface Intention {
    * while there is none, as after a network failure, a proxy's page or a refused token.
    */
   done(): Promise<boolean>;
-  /** Gives up, whatever has become of it: there may be a group all the same. */
+  /**
+   * Gives up, whatever has become of it: this page sends nothing more. There may be a group all the same.
+   */
   forget(): Promise<unknown>;
 }
 

@@ -77,7 +77,7 @@ export class Stretto {
 
   async #whose() {
     const owner = this.#owner ?? subjectOf(await this.#token(false));
-    if (!owner) throw new TypeError("give `owner`: the token does not name it");
+    if (!owner) throw new TypeError("give `owner`: the token has none");
     return owner;
   }
 
@@ -150,7 +150,7 @@ class Intention {
   }
 
   async #outcome(signal) {
-    const { at, body, owner, key, groupId: id } = this.#record;
+    const { at, body, owner, key } = this.#record;
     let isRefused = false;
     let skew = 0;
     for (let failures = 0; ; ) {
@@ -161,10 +161,11 @@ class Intention {
         "Idempotency-First-Sent": `@${Math.floor((Math.min(at, Date.now()) + skew) / 1000)}`,
       };
       const request = await this.#request({ method: "POST", headers, body }, isRefused, owner);
-      // Tabs take turns, until one stands still; the service needs no lock.
-      const { response, document } = await locked(`stretto ${id}`, () =>
-        answerTo(request, TRY_MS + Math.ceil(body.length / CHARACTERS_PER_MS)),
-      );
+      // Tabs take turns, until one stands still; the service needs no lock. The page may forget it.
+      const { response, document } = await locked(`stretto ${this.groupId}`, () => {
+        signal.throwIfAborted();
+        return answerTo(request, TRY_MS + Math.ceil(body.length / CHARACTERS_PER_MS));
+      });
       if (response?.status === 201 && document.group_id) {
         this.#isSettled = true;
         const isReplay = response.headers.has("Idempotent-Replayed");

@@ -517,6 +517,47 @@ async def test_an_intention_that_is_forgotten_is_sent_no_more(page: Page) -> Non
     assert ["AbortError", 0] == ended
 
 
+@pytest.mark.parametrize("wait", ["token", "turn"])
+async def test_what_is_forgotten_before_it_is_sent_leaves_its_key_to_the_edited_draft(
+    wait: str, page: Page
+) -> None:
+    """While the token function is offline, or while another tab has its turn."""
+    script = await scripted(page, CREATED)
+    edited = TEAM | {"name": "edited"}
+    ended = await page.evaluate(
+        """async ([url, token, group, edited, wait, lock]) => {
+            let asks, goOn;
+            const isAsked = new Promise(then => asks = then);
+            const goesOn = new Promise(then => goOn = then);
+            const client = new Stretto({url, owner: "alice", token: () => {
+                asks();
+                return wait === "token" ? goesOn.then(() => token) : token;
+            }});
+            const isWaiting = async count => {
+                while ((await navigator.locks.query()).pending.length < count);
+            };
+            if (wait === "turn") {
+                await new Promise(then => {
+                    navigator.locks.request(lock, () => { then(); return goesOn });
+                });
+            }
+            const first = await client.intend(group, {key: "draft"});
+            const forgotten = outcome(first.send());
+            await (wait === "token" ? isAsked : isWaiting(1));
+            await first.forget();
+            const second = await client.intend(edited, {key: "draft"});
+            const sent = outcome(second.send());
+            if (wait === "turn") await isWaiting(2);
+            goOn();
+            // Turns are given in the order in which they were asked for: the forgotten one had its own.
+            return [(await forgotten).name, (await sent).groupId];
+        }""",
+        [SERVICE, token_of("alice"), TEAM, edited, wait, f"stretto {group_id('alice', 'draft')}"],
+    )
+    assert ["AbortError", "g"] == ended
+    assert [edited] == [json.loads(request.post_data or "") for request in script.requests]
+
+
 async def second_tab(page: Page, origin: str) -> Page:
     """Open another page with alice's client, and with the same store."""
     tab = await page.context.new_page()
