@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import re
 import signal
@@ -10,6 +11,7 @@ import socket
 import ssl
 import struct
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -19,7 +21,10 @@ from yarl import URL
 from stretto.codec import PROBLEM_CONTENT_TYPE, problem
 from stretto.domain import event_id
 from stretto.errors import DatabaseUnavailable, RateLimited
-from support.api_client import Api, api_for, connected_api, token_of
+from stretto.events.settings import HubSettings
+from support.api_client import TEAM, Api, api_for, connected_api, token_of
+from support.chromium import chromium
+from support.live_service import live_service
 from support.ports import free_port
 from support.proxies import nginx_lines, running_sample
 from support.service_process import apis
@@ -28,7 +33,8 @@ from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-    from pathlib import Path
+
+    from playwright.async_api import Page
 
     from support.service_process import ServiceProcess, StartService
 
@@ -56,7 +62,7 @@ HTTP2_HEAD_BYTES = 9
 HTTP2_SETTINGS = 4
 HTTP2_STREAMS_MAX = 3
 # Of a connection to haproxy, by our sample.
-STREAMS_MAX = 20
+STREAMS_MAX = 48
 # haproxy draws one of two instances: all of these draws are the same once in a million runs.
 TRIES = 21
 REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -70,6 +76,49 @@ FAILED_CHECKS = 3
 # Shorter than haproxy waits by itself for what it has sent.
 HANG_DEADLINE_SECONDS = 30
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+# At two instances, by default.
+SESSIONS_OF_USER = 2 * HubSettings().sessions_per_user
+LIMIT_CONN = "limit_conn stretto_addresses 400;"
+LARGE_BYTES = 3 * 2**20
+CLIENT = base64.b64encode(
+    (Path(__file__).parents[2] / "clients/js/stretto.js").read_bytes()
+).decode()
+# One at a time: those that ask at once may all be sent to one instance.
+FOLLOW = """async ([module, token, count]) => {
+    const {Stretto} = await import("data:text/javascript;base64," + module);
+    window.client = new Stretto({token: () => token});
+    for (let each = 0; each < count; each++) {
+        const events = client.events();
+        events[Symbol.asyncIterator]().next();
+        await events.ready;
+    }
+}"""
+CREATE = """async ([group, milliseconds]) => {
+    const intention = await client.intend(group);
+    const late = new Promise(then => setTimeout(then, milliseconds, "late"));
+    return Promise.race([intention.send().then(() => "created"), late]);
+}"""
+FETCH = """async ([path, token, bytes]) => {
+    const headers = {
+        Authorization: "Bearer " + token, "Idempotency-Key": "k", "Content-Type": "application/json"};
+    const creation = {method: "POST", headers, body: " ".repeat(bytes)};
+    const protocol = new Promise(then => new PerformanceObserver(list => {
+        then(list.getEntriesByName(location.origin + path)[0].nextHopProtocol);
+    }).observe({type: "resource"}));
+    const response = await fetch(path, bytes ? creation : {headers});
+    const {code} = await response.json();
+    return [await protocol, response.status, response.headers.get("Retry-After"), code];
+}"""
+SOCKET = """async token => {
+    const socket = new WebSocket(
+        location.origin.replace("http", "ws") + "/v1/events", ["stretto.v1", "stretto.token." + token]);
+    return new Promise(then => {
+        socket.onmessage = () => then("open");
+        socket.onclose = event => then(event.code);
+    });
+}"""
 
 
 @asynccontextmanager
@@ -239,6 +288,87 @@ async def test_few_requests_share_a_connection_to_a_shipped_haproxy(tmp_path: Pa
         writer.close()
 
 
+@asynccontextmanager
+async def page_at(url: str) -> AsyncIterator[Page]:
+    """Open a page of the proxy's origin in a browser: its 404 is one."""
+    async with chromium() as browser:
+        context = await browser.new_context(ignore_https_errors=True)
+        page = await context.new_page()
+        await page.goto(url)
+        yield page
+
+
+@asynccontextmanager
+async def browser_with_sessions(
+    proxy: str, folder: Path, database_url: str, sessions: int, paces: Mapping[str, str]
+) -> AsyncIterator[Page]:
+    """Open a page that has so many sessions, at two instances behind a proxy."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        live_service(database_url) as one,
+        live_service(database_url) as other,
+        behind(proxy, folder, one.api.url, other.api.url, paces=paces) as (api, _),
+        page_at(api.url) as page,
+    ):
+        await page.evaluate(FOLLOW, [CLIENT, token_of("alice"), sessions])
+        assert sessions == len(one.hub) + len(other.hub)
+        yield page
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_browser_with_all_sessions_of_its_user_creates_behind_a_shipped_proxy(
+    proxy: str, database_url: str, tmp_path: Path
+) -> None:
+    """Its tabs share its connections."""
+    async with browser_with_sessions(proxy, tmp_path, database_url, SESSIONS_OF_USER, {}) as page:
+        assert "created" == await page.evaluate(CREATE, [TEAM, 20_000])
+
+
+@pytest.mark.parametrize(
+    ("proxy", "sessions", "paces"),
+    [
+        ("haproxy", 20, {"max-concurrent-streams 48": "max-concurrent-streams 20"}),
+        ("nginx", 6, {"ssl http2;": "ssl;"}),
+    ],
+)
+async def test_a_browser_whose_sessions_take_all_that_a_proxy_lets_it_have_sends_no_creation(
+    proxy: str, sessions: int, paces: Mapping[str, str], database_url: str, tmp_path: Path
+) -> None:
+    """The twin: as with the numbers that the samples had."""
+    async with browser_with_sessions(proxy, tmp_path, database_url, sessions, paces) as page:
+        assert "late" == await page.evaluate(CREATE, [TEAM, 2000])
+
+
+async def test_what_a_shipped_nginx_answers_over_http2_is_what_it_answers_over_http1(
+    database_url: str, tmp_path: Path
+) -> None:
+    """A body that is too large, too many requests, no instance; a WebSocket has a connection of its own."""
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for place in (first, second, third):
+        place.mkdir()
+    few = {LIMIT_CONN: "limit_conn stretto_addresses 1;"}
+    token = token_of("alice")
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        live_service(database_url) as live,
+        behind("nginx", first, live.api.url, live.api.url) as (api, _),
+        behind("nginx", second, live.api.url, live.api.url, paces=few) as (crowded, _),
+        behind("nginx", third, nowhere, nowhere) as (away, _),
+        page_at(api.url) as page,
+    ):
+        too_large = await page.evaluate(FETCH, ["/v1/groups", token, LARGE_BYTES])
+        assert ["h2", 413, None, "body_too_large"] == too_large
+        assert "open" == await page.evaluate(SOCKET, token)
+        await page.goto(crowded.url)
+        await page.evaluate(FOLLOW, [CLIENT, token, 1])
+        refused = await page.evaluate(FETCH, ["/v1/groups", token, 0])
+        assert ["h2", 429, "1", "rate_limited"] == refused
+        await page.goto(away.url)
+        unserved = await page.evaluate(FETCH, ["/v1/groups", token, 0])
+        assert ["h2", 503, "1", "database_unavailable"] == unserved
+
+
 async def answer_to(request: bytes, url: str, tls: ssl.SSLContext) -> bytes:
     """Send bytes as they are; return all that comes until the proxy closes."""
     place = URL(url)
@@ -282,7 +412,7 @@ async def test_an_address_with_too_many_requests_is_told_so_by_a_shipped_nginx(
     tmp_path: Path,
 ) -> None:
     """In the form of every error: as while an instance hangs, whose requests wait."""
-    few = {"limit_conn stretto_addresses 100;": "limit_conn stretto_addresses 1;"}
+    few = {LIMIT_CONN: "limit_conn stretto_addresses 1;"}
     expected = problem(RateLimited())
     instance = Instance()
     async with (
