@@ -96,6 +96,26 @@ async def test_an_unreadable_request_is_answered_with_a_problem(
 
 
 @pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"HEAD /livez HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"HEAD /livez HTTP/1.1\r\nHost: x y\r\n\r\n",
+        b"HEAD /livez#x HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"HEAD /livez HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"0" * 5000 + b"\r\n\r\n",
+    ],
+)
+async def test_the_answer_to_an_odd_head_request_has_no_body(
+    request_bytes: bytes, api: Api
+) -> None:
+    """Its client would take a body for the next answer. Of bytes that have no method, none is known."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as clients:
+        client = await clients.connect(request_bytes)
+        head, _, body = (await client.closed()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"" == body
+
+
+@pytest.mark.parametrize(
     "head",
     [
         b"GET /livez HTTP/1.1\r\nHost:\r\n",

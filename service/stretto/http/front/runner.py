@@ -46,6 +46,8 @@ VERSIONS: Final = (HttpVersion10, HttpVersion11)
 # and proxies would take the service for one that is too old for chunks. Its header fields are a
 # plain dict.
 _UNREADABLE: Final = ERROR._replace(version=HttpVersion11, headers=CIMultiDictProxy(CIMultiDict()))
+# An answer to HEAD has no body (RFC 9110, 9.3.2).
+_UNREADABLE_HEAD: Final = _UNREADABLE._replace(method=hdrs.METH_HEAD)
 # Of a path. No route has as many, and aiohttp looks a path up once for each of them: 4,000 would cost
 # as much as fifty creations.
 SEGMENTS_MAX: Final = 16
@@ -90,7 +92,8 @@ class ContractRunner(web.AppRunner):
             message: Any, body: StreamReader, client: ClientConnection, *others: Any
         ) -> BaseRequest:
             if message is ERROR or message.version not in VERSIONS or is_odd(message):
-                message = _UNREADABLE
+                is_head = message.method == hdrs.METH_HEAD
+                message = _UNREADABLE_HEAD if is_head else _UNREADABLE
             elif message.url.raw_path.count("/") > SEGMENTS_MAX:
                 message = message._replace(url=_NOWHERE)
             elif message.url.absolute:
@@ -113,7 +116,8 @@ class ContractRunner(web.AppRunner):
                 client.waits_for_turn = True
                 await turns_of_others.take(client)
                 client.waits_for_turn = False
-            if request.method == _UNREADABLE.method:
+            # No request has its fields, though one may have its method.
+            if request.headers is _UNREADABLE.headers:
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks HTTP/1.0 would not see where it ends (RFC 9112, 6.1).
