@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 # A compose file's service may have an underscore in its name.
@@ -25,3 +25,11 @@ def is_host(text: str) -> bool:
         return _HOST_NAME.fullmatch(text.encode("idna")) is not None
     except UnicodeError:
         return False
+
+
+def mapped_address(text: str) -> IPv4Address | None:
+    """Return the address of IPv4 that is written as one of IPv6, as `::ffff:192.0.2.1`; None for other texts."""
+    try:
+        return IPv6Address(text).ipv4_mapped
+    except ValueError:
+        return None

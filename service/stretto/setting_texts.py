@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from stretto.hosts import is_host
+from stretto.hosts import is_host, mapped_address
 from stretto.postgres.database_url import require_database_url
 from stretto.postgres.pooler import require_pooler
 from stretto.start_errors import ConfigurationError
@@ -40,6 +40,9 @@ def _host(host: str) -> str:
     # An empty one would be every address of this machine.
     if not is_host(host):
         raise ValueError("must be an address or a name: 127.0.0.1, or 0.0.0.0 for all addresses")
+    # asyncio's sockets of IPv6 take nothing of IPv4.
+    if (address := mapped_address(host)) is not None:
+        raise ValueError(f"must be written as an address of IPv4: {address}")
     return host
 
 

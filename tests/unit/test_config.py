@@ -275,6 +275,13 @@ def test_an_address_or_a_name_is_a_host(host: str) -> None:
     assert host == read_settings(host=host).host
 
 
+@pytest.mark.parametrize("host", ["::ffff:127.0.0.1", "::FFFF:7f00:1"])
+def test_an_address_of_ipv4_that_is_written_as_one_of_ipv6_is_refused(host: str) -> None:
+    """The system refuses to listen there, and another port would not help."""
+    with pytest.raises(ConfigurationError, match=r"--host: must be .* IPv4: 127\.0\.0\.1$"):
+        read_settings(host=host)
+
+
 @pytest.mark.parametrize("name", ["pg_foo", "pg_catalog", "information_schema"])
 def test_a_schema_of_the_servers_own_is_refused(name: str) -> None:
     """PostgreSQL keeps these names; `pg` alone is free."""
