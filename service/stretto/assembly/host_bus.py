@@ -85,7 +85,7 @@ class HostsBus(DoubtedBus):
         is_busy = self._again.is_busy
         if len(firsts) > 1:
             try:
-                reasons |= await self._publish_together(firsts)
+                reasons |= await self._publish_together(firsts, is_busy=is_busy)
             except BusUnavailable:
                 is_away = True
             except NoAnswer:
@@ -99,12 +99,14 @@ class HostsBus(DoubtedBus):
             reasons |= await self._find_out(left, behind, is_away=is_away, is_there=is_there)
         return reasons
 
-    async def _publish_together(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+    async def _publish_together(
+        self, events: Sequence[CommittedEvent], *, is_busy: bool
+    ) -> Mapping[UUID, str]:
         began_at = self._clock_seconds()
         reasons = await self._calls.publish_within(
             self._patience.together_seconds, events, self._calls.begin()
         )
-        self._patience.note_answer(self._clock_seconds() - began_at)
+        self._patience.note_answer(self._clock_seconds() - began_at, is_busy=is_busy)
         return reasons
 
     async def _find_out(

@@ -57,10 +57,11 @@ class Patience:
         least = PATIENCE_SHARE * self.lease_seconds * share
         return min(max(least, PATIENCE_TIMES * seconds), self.lease_seconds)
 
-    def note_answer(self, seconds: float) -> None:
-        """Note that the bus has answered, after so long."""
+    def note_answer(self, seconds: float, *, is_busy: bool = False) -> None:
+        """Note that the bus has answered, after so long; `is_busy`: other calls may have kept it busy."""
         self.answered_at = self._clock_seconds()
-        self._took_seconds = seconds
+        # What it waits for others is no reason to wait for longer for those.
+        self._took_seconds = min(seconds, self._took_seconds) if is_busy else seconds
         self._silent = 0
 
     def note_failure(self) -> None:

@@ -433,6 +433,27 @@ async def test_a_refused_event_that_hangs_puts_no_blame_on_what_waits_for_it() -
     assert {} == await doubted.publish([TWO, event_of("dave", 5)])
 
 
+async def test_what_waits_for_a_refused_event_makes_no_slow_bus() -> None:
+    """Else the next one that hangs would keep it busy for three times as long."""
+    clock = Clock()
+
+    class Waits(FailsFor):
+        async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+            if TWO in events:
+                clock.now += 0.5
+            return await super().publish(events)
+
+    bus = Waits(None, ONE)
+    doubted = hosts(bus, clock=clock)
+    again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
+    await until(lambda: bus.under_way)
+    await doubted.publish([TWO, THREE])
+    assert PATIENCE_SHARE * LEASE_SECONDS == doubted._patience.seconds
+    await again
+    await doubted.publish([TWO, THREE])
+    assert pytest.approx(1.5) == doubted._patience.seconds
+
+
 async def test_a_refused_event_that_is_mended_goes_through_beside_one_that_hangs() -> None:
     """Of a bus that does one thing at a time: else it would fail for ever, and be a dead letter."""
     bus = DoesFew(1, ONE)

@@ -43,3 +43,14 @@ def test_one_that_is_silent_gets_twice_the_time_for_one_owner() -> None:
     patience.note_silence(has_raised=False)
     patience.note_answer(0.0)
     assert USUAL_SECONDS == patience.alone_seconds
+
+
+def test_an_answer_that_others_may_have_delayed_makes_it_no_longer() -> None:
+    """But shorter: a bus that is slow by itself has shown that without others."""
+    patience = Patience(LEASE_SECONDS, Clock())
+    patience.note_answer(2.0)
+    for seconds, took_seconds in [(3.0, 2.0), (1.5, 1.5)]:
+        patience.note_answer(seconds, is_busy=True)
+        assert pytest.approx(PATIENCE_TIMES * took_seconds) == patience.seconds
+    patience.note_answer(2.0)
+    assert pytest.approx(PATIENCE_TIMES * 2.0) == patience.seconds
