@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from stretto.observations import EventDeadLettered as EventDeadLettered
     from stretto.observations import EventDelivered as EventDelivered
     from stretto.observations import EventsRelayed as EventsRelayed
+    from stretto.observations import EventsUnreadable as EventsUnreadable
     from stretto.observations import FirstSentAhead as FirstSentAhead
     from stretto.observations import GuaranteeBroken as GuaranteeBroken
     from stretto.observations import Observation as Observation
@@ -171,8 +172,8 @@ _MODULES: Final = {
     "stretto.nats.access": "NatsSettings",
     "stretto.observations": "ActorCrashed ActorRestarted AttemptAnswered AttemptStrayed AuthorizationFailed"
     " BatchWritten BusConnected BusFailed CommandHandled ConnectionLost EventDeadLettered"
-    " EventDelivered EventsRelayed FirstSentAhead GuaranteeBroken Observation Observer OwnerPaused"
-    " OwnerResumed PlaceLost ReclaimTried RowsSwept SessionEnded SessionFellBehind"
+    " EventDelivered EventsRelayed EventsUnreadable FirstSentAhead GuaranteeBroken Observation Observer"
+    " OwnerPaused OwnerResumed PlaceLost ReclaimTried RowsSwept SessionEnded SessionFellBehind"
     " StandbyAwaited StandbyReached StreamDiffers SubscriberFailed TargetFailed TargetRecovered UpkeepFailed"
     " WebhookBlocked WebhookDisabled WebhookTried WriteFailed",
     "stretto.postgres.driver_connection": "Connection Pool",

@@ -202,6 +202,14 @@ class EventDeadLettered(Observation):
 
 
 @dataclass(frozen=True, slots=True)
+class EventsUnreadable(Observation):
+    """No event can be made of these rows of the log: this actor passes over them."""
+
+    actor: str
+    event_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EventDelivered(Observation):
     """The hub handed an event to so many sessions."""
 

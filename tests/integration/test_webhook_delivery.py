@@ -20,10 +20,11 @@ from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.observations import EventDeadLettered, PlaceLost, WebhookDisabled, WebhookTried
-from stretto.postgres.deliveries import UNREADABLE, dead_letters, retry_dead_letters
+from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
 from stretto.targets.bus import BusUnavailable
+from stretto.targets.delivery import UNREADABLE
 from stretto.uuids import uuid7
 from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook import store as webhook_store

@@ -22,7 +22,7 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import InternalError, Overloaded
-from stretto.events.log import PAGE_EVENTS
+from stretto.events.log import PAGE_EVENTS, report_unreadable
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.place import PositionLost
 from stretto.events.scan import Ask, Begin, Scan, Stretch, Waiting, covers
@@ -149,6 +149,7 @@ class HistoryReader(Actor):
         if begin.is_scan:
             self._scan.move(page.place)
         reached = {place for place in {each.place for each in kept} if covers(place, begin.place)}
+        report_unreadable(page, self.name, self._observe)
         await _serve(page, number, [each for each in kept if each.place in reached])
         return kept
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from stretto.domain import EVENT_TYPE
 from stretto.events.place import Part
+from stretto.observations import EventsUnreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from stretto.domain import UserId
     from stretto.events.place import History, Place, Present
+    from stretto.observations import Observer
 
 # For sessions: a statement of a few milliseconds, whatever the filter, since rows are counted
 # before it. As each event may have a thousand recipients, and a change as many members, a page is
@@ -47,6 +49,8 @@ class LoggedEvent:
     event: CommittedEvent
     history: History
     position: int
+    is_readable: bool = True
+    """Whether an event can be made of its row; else `event` is empty, and is sent to nobody."""
 
     @property
     def part(self) -> Part:
@@ -98,6 +102,13 @@ class LogPage:
                 place = self.present.after(place, *transaction)
                 position = str(place)
             yield last, position
+
+
+def report_unreadable(page: LogPage, actor: str, observe: Observer) -> None:
+    """Report that this actor passes over rows of the page, if no event can be made of them."""
+    unreadable = tuple(str(each.event.event_id) for each in page.events if not each.is_readable)
+    if unreadable:
+        observe(EventsUnreadable(actor, unreadable))
 
 
 def _transaction_of(logged: LoggedEvent) -> tuple[History, int]:

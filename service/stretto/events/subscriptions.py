@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from stretto.errors import Overloaded
-from stretto.events.log import PAGE_EVENTS, CommittedEvent
+from stretto.events.log import PAGE_EVENTS, CommittedEvent, report_unreadable
 from stretto.events.place import PositionLost
 from stretto.events.tail import GATHER_SECONDS, LOOK_SECONDS
 from stretto.kinds import name_of
@@ -193,7 +193,8 @@ class Subscriber(Actor):
             self._observe(PlaceLost(self.name))
             self._place = page.present.place
             return 0
-        self._uncalled.extend(logged.event for logged in page.events)
+        report_unreadable(page, self.name, self._observe)
+        self._uncalled.extend(logged.event for logged in page.events if logged.is_readable)
         if page.place.history != self._place.history:
             self._earlier = self._end_of_earlier(page)
         self._place = page.place

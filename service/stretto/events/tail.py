@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from stretto.events.log import PAGE_EVENTS
+from stretto.events.log import PAGE_EVENTS, report_unreadable
 from stretto.events.place import PositionLost
 from stretto.observations import PlaceLost
 from stretto.runtime.actor import Actor, Pace
@@ -135,6 +135,7 @@ class LogTail(Actor):
             return 0
         if not page.is_full:
             self._present_at = asyncio.get_running_loop().time()
+        report_unreadable(page, self.name, self._observe)
         self._undelivered.extend(page.numbered())
         # Before the delivery: a session that joins during it gets what comes after this page.
         self._hub.move(page.place)

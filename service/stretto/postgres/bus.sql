@@ -64,7 +64,7 @@ WHERE name = 'bus' AND token = $1;
 INSERT INTO outbox_delivery (reader, owner_id, created_at, event_id, subject, conversation_id,
                              recipients, group_name, group_kind, metadata, trace_context,
                              event_type, change, due_at, tries, is_due)
-SELECT 'bus', coalesce(change ->> 'owner_id', recipients[1]),
+SELECT 'bus', coalesce(change ->> 'owner_id', recipients[1], ''),
        created_at, event_id, subject, conversation_id, recipients, group_name, group_kind,
        metadata, trace_context, event_type, change,
        coalesce($5::timestamptz, clock_timestamp()) + clock_ahead + make_interval(secs => $4), 1,

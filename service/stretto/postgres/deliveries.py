@@ -8,7 +8,7 @@ from uuid import UUID
 from stretto.observations import EventDeadLettered
 from stretto.postgres.log import MEMBER_IDS_MAX, committed_event
 from stretto.postgres.queries import QUERIES
-from stretto.targets.delivery import Delivery, PutOff
+from stretto.targets.delivery import UNREADABLE, Delivery, PutOff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # Deliveries in a transaction of a command, which may go through millions: some 50 ms. Senders wait for
 # the rows for less than their lock time-out, and a role's time-out behind a pooler ends no page.
 PAGE_MAX: Final = 1000
-UNREADABLE: Final = "no event can be made of its row, such as where conversation_id (of a change event_id) is no UUIDv7"
 
 
 class PostgresDeliveryStore:
@@ -80,10 +79,8 @@ class PostgresDeliveryStore:
         for row in rows:
             if row["event_id"] is None:
                 continue
-            try:
-                event = committed_event(row)
-            except (ValueError, OverflowError, TypeError):
-                # Written by hand: it must not end every turn from now on.
+            event = committed_event(row)
+            if event is None:
                 unreadable.append(PutOff(row["event_id"], dead_reason=UNREADABLE))
             else:
                 deliveries.append(Delivery(event, row["tries"], row["delivery_owner"]))

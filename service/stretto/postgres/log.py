@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,7 @@ from stretto.store_errors import Unreachable
 from stretto.telemetry.trace_context import as_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import TypeAlias
 
@@ -37,6 +38,9 @@ SOURCE: Final = "urn:stretto"
 # The creation of a larger group does not name its members: it is sent to each of them.
 MEMBER_IDS_MAX: Final = 100
 _ORIGIN_CHARACTERS: Final = 8
+# A part of a subject of the bus, and a header field: with others the bus or the webhook sends nothing.
+_TYPE: Final = re.compile(r"[A-Za-z0-9._-]+")
+_FIELD: Final = re.compile(r"[^\r\n]*")
 
 
 class PostgresLogStore:
@@ -100,14 +104,7 @@ class PostgresLogStore:
             )
         require_all_rows(first)
         present = _present(orjson.loads(first["present"]))
-        events = [
-            LoggedEvent(
-                committed_event(row),
-                History(row["history"], present.histories[row["history"]]),
-                row["position"],
-            )
-            for row in rows
-        ]
+        events = [_logged(row, present.histories) for row in rows]
         place = present.place
         if first["is_full"]:
             last = events[-1]
@@ -173,15 +170,35 @@ def event_columns(events: Collection[LoggedEvent]) -> tuple[list[int], list[str]
     )
 
 
-def committed_event(row: asyncpg.Record) -> CommittedEvent:
-    """Return an event of the log, or of a delivery."""
-    return CommittedEvent(
-        row["event_id"],
-        tuple(row["recipients"]),
-        envelope(row),
-        row["trace_context"],
-        row["event_type"] or EVENT_TYPE,
-    )
+def committed_event(row: asyncpg.Record) -> CommittedEvent | None:
+    """Return an event of the log, or of a delivery; None if none can be made of the row.
+
+    Such a row was written by hand; it must hold up no other one.
+    """
+    recipients, trace_context = tuple(row["recipients"]), row["trace_context"]
+    event_type = row["event_type"] or EVENT_TYPE
+    if recipients and None in (row["owner_id"], *recipients):
+        return None
+    if not _TYPE.fullmatch(event_type):
+        return None
+    if trace_context is not None and not _FIELD.fullmatch(trace_context):
+        return None
+    try:
+        document = envelope(row)
+    except (ValueError, OverflowError, TypeError):
+        return None
+    return CommittedEvent(row["event_id"], recipients, document, trace_context, event_type)
+
+
+def _logged(row: asyncpg.Record, histories: Mapping[int, str]) -> LoggedEvent:
+    """Return a row of the log. Also one without an event counts: readers move on behind it."""
+    event = committed_event(row)
+    is_readable = event is not None
+    if event is None:
+        event_type = row["event_type"] or EVENT_TYPE
+        event = CommittedEvent(row["event_id"], (), b"", event_type=event_type)
+    history = History(row["history"], histories[row["history"]])
+    return LoggedEvent(event, history, row["position"], is_readable)
 
 
 def envelope(row: asyncpg.Record) -> bytes:

@@ -97,4 +97,7 @@ class BusStore(LogStore, DeliveryStore, Protocol):
         """End the lease, if it is ours."""
 
     async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
-        """Create deliveries for events that the bus has refused once; call it before `advance`."""
+        """Create deliveries for events that the bus has refused once; call it before `advance`.
+
+        Of rows of which no event can be made as well: `take` makes them dead letters.
+        """

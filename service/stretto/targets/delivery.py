@@ -7,13 +7,16 @@ waits as a delivery, a copy of its own, until it is sent or is a dead letter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
+
+# The reason of a dead letter that no target has refused.
+UNREADABLE: Final = "no event can be made of its row, such as where conversation_id (of a change event_id) is no UUIDv7"
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ class DoubtedRelay(OutboxRelay):
         page, first = self._part_end
         for _ in range(BEHIND_PAGES_MAX):
             for logged in page.events[first:]:
-                yield logged.event
+                if logged.is_readable:
+                    yield logged.event
             begin, first = page.place, 0
             page = await self._store.page(begin, self._settings.batch_max)
             if not page.events:

@@ -31,6 +31,7 @@ from stretto.observations import (
 from stretto.runtime.actor import Actor, Pace
 from stretto.store_errors import StoreError
 from stretto.targets.bus import BusUnavailable, raised
+from stretto.targets.delivery import UNREADABLE
 from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
 from stretto.targets.refused import RefusedEvents, put_off
@@ -170,7 +171,10 @@ class OutboxRelay(Actor):
             events = page.events[first : first + fitting]
             first += fitting
             self._part_end = page, first
-            reasons = await self._publish([logged.event for logged in events])
+            reasons = {each.event.event_id: UNREADABLE for each in events if not each.is_readable}
+            readable = [logged.event for logged in events if logged.is_readable]
+            if readable:
+                reasons |= await self._publish(readable)
             if self._place != expected:
                 # It was lost meanwhile, as above.
                 return False

@@ -203,6 +203,8 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Count("stretto_events_dead_total", "Events that became dead letters."),
         Line("error", "event.dead", ("event_id", "reason")),
     ),
+    # As a list the ids are no row's: many clients may read the same page, and the lines are folded.
+    observations.EventsUnreadable: (Line("error", "log.row_unreadable", ("actor", "event_ids")),),
     observations.EventDelivered: (
         Count(
             "stretto_events_delivered_total",

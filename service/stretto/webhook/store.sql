@@ -82,7 +82,7 @@ WITH clock AS MATERIALIZED (
                                  due_at, owner_id)
     SELECT 'webhook', created_at, event_id, subject, conversation_id, recipients, group_name,
            group_kind, metadata, trace_context, event_type, change, clock.now + ahead,
-           coalesce(change ->> 'owner_id', recipients[1])
+           coalesce(change ->> 'owner_id', recipients[1], '')
     FROM turn, clock,
          (SELECT DISTINCT history, position::xid8
           FROM unnest($1::integer[], $2::text[]) AS found (history, position)) AS found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -227,6 +228,17 @@ async def test_the_bus_reads_on_behind_the_part_page_by_page() -> None:
     with pytest.raises(BusUnavailable):
         await world.turn()
     assert ([[1]], [2, 3, 4, 5]) == (world.bus.parts, world.bus.behind)
+
+
+async def test_the_bus_reads_over_rows_of_which_no_event_can_be_made() -> None:
+    """They are no event that it could publish instead."""
+    world = World(batch_max=2)
+    world.store.events = [logged(1), replace(logged(2), is_readable=False), logged(3)]
+    world.relay._publish_bytes = bytes_of(ONE.event)
+    world.bus.reads_on, world.bus.error = True, BusUnavailable()
+    with pytest.raises(BusUnavailable):
+        await world.turn()
+    assert ([[1]], [3]) == (world.bus.parts, world.bus.behind)
 
 
 async def test_the_bus_reads_on_for_so_many_pages() -> None:

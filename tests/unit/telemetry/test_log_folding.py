@@ -154,6 +154,16 @@ async def test_what_names_a_row_is_never_folded(
     assert [("failure", n, None) for n in range(3)] == lines()
 
 
+async def test_what_names_rows_of_a_page_is_folded(
+    log: Log, lines: Callable[[], Any], end_second: Callable[[], None]
+) -> None:
+    """Many clients may have the same page read, again and again."""
+    for n in range(3):
+        log.error("log.row_unreadable", n=n, actor="history reader", event_ids=(str(UUID(int=n)),))
+    end_second()
+    assert [("log.row_unreadable", 0, None), ("log.row_unreadable", 2, 2)] == lines()
+
+
 async def test_a_folded_traceback_is_still_there_when_it_is_logged(
     log: Log, folder: LogFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
