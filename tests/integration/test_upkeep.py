@@ -13,8 +13,9 @@ from stretto.assembly.opening import open_component
 from stretto.creation.attempt import AnswerStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.observations import UpkeepFailed
+from stretto.postgres import check as check_module
 from stretto.postgres import retention
-from stretto.postgres.check import VIOLATIONS_MAX, check_database
+from stretto.postgres.check import check_database
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import RetentionSweeper, sweep, sweepable
 from stretto.postgres.settings import Retention
@@ -145,14 +146,19 @@ async def test_attempts_that_are_pending_failed_or_gone_are_no_violation(
     assert (2, 1, 1, []) == (report.attempts, report.groups, report.events, report.violations)
 
 
-async def test_no_more_errors_are_reported_than_can_be_read(connection: Connection) -> None:
-    """Of each kind."""
+@pytest.mark.parametrize(("count", "cut_kinds"), [(3, []), (4, ["conversations"])])
+async def test_of_each_kind_so_many_violations_are_listed_and_more_are_mentioned(
+    count: int, cut_kinds: list[str], connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is bounded; as many as there may be are all."""
+    monkeypatch.setattr(check_module, "VIOLATIONS_MAX", 3)
     await connection.execute(
         """INSERT INTO conversation (conversation_id)
            SELECT gen_random_uuid() FROM generate_series(1, $1)""",
-        VIOLATIONS_MAX + 1,
+        count,
     )
-    assert VIOLATIONS_MAX == len((await check_database(connection, RETENTION_DAYS)).violations)
+    report = await check_database(connection, RETENTION_DAYS)
+    assert (3, cut_kinds) == (len(report.violations), report.cut_kinds)
 
 
 async def test_an_event_past_its_retention_is_not_missed(
