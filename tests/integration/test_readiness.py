@@ -66,6 +66,32 @@ async def test_a_read_only_database_is_not_ready_until_it_takes_writes(
         await store.close()
 
 
+async def test_a_health_check_is_one_statement(database_url: str, server_url: str) -> None:
+    """Also behind a pooler: of a database whose every answer comes late, one comes in time."""
+    await give_settings(server_url)
+    for url in (database_url, f"{server_url}&pgbouncer=true"):
+        asked: list[str] = []
+        async with Database(url) as database:
+            async with database.connection(Lane.PROBE) as session:
+                session.add_query_logger(lambda record, asked=asked: asked.append(record.query))
+            await database.ping()
+        assert 1 == len(asked)
+
+
+async def test_behind_pgbouncer_a_health_check_finds_a_server_that_refuses_writes(
+    server_url: str,
+) -> None:
+    """A session that was opened before shows it."""
+    await give_settings(server_url)
+    async with Database(f"{server_url}&pgbouncer=true") as database:
+        await database.ping()
+        async with database.connection(Lane.PROBE) as session:
+            await session.execute("SET default_transaction_read_only = on")
+        with pytest.raises(Unreachable, match=READ_ONLY):
+            await database.ping()
+        await database.ping()
+
+
 async def test_a_session_that_has_become_read_only_is_given_up(database_url: str) -> None:
     """Another one may lead to a server that takes writes."""
     async with Database(database_url) as database:

@@ -183,7 +183,7 @@ class Connector:
                 primary = UNKNOWN
                 if self.is_pooled:
                     # What a pooler reports of its server may be out of date.
-                    await require_read_write(connection)
+                    await _require_read_write(connection)
                 else:
                     primary = await set_up(connection)
                 self._opened.add(connection, primary)
@@ -215,12 +215,14 @@ class Connector:
         )
 
 
-async def require_read_write(connection: Connection) -> None:
-    """Raise `Unreachable` where the server refuses writes; the connection is then cut."""
+async def refuses_writes(connection: Connection) -> bool:
+    """Whether the server refuses writes of this session."""
     with watchdog(connection, CONNECT_SECONDS):
-        is_read_only = await connection.fetchval(QUERIES["is_read_only"])
-    if is_read_only:
-        terminate(connection)
+        return bool(await connection.fetchval(QUERIES["is_read_only"]))
+
+
+async def _require_read_write(connection: Connection) -> None:
+    if await refuses_writes(connection):
         raise Unreachable(READ_ONLY)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import asyncpg
 
-from stretto.postgres.connecting import CONNECT_SECONDS, READ_ONLY, Connector, require_read_write
+from stretto.postgres.connecting import CONNECT_SECONDS, READ_ONLY, Connector, refuses_writes
 from stretto.postgres.cut_offs import CutOffs
 from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, close_pool, guarded, terminate
@@ -213,46 +213,44 @@ class Database:
     async def ping(self) -> None:
         """Raise `Unreachable` unless the database answers, has the tables and takes writes."""
         async with self.connection(Lane.PROBE) as connection:
-            await self.require_tables(connection)
-            await self._require_read_write(connection)
+            self._require_writes(is_refused=await self.require_tables(connection))
 
     @asynccontextmanager
     async def upkeep_with_writes(self) -> AsyncIterator[Connection]:
         """Acquire a connection for upkeep; raises `Unreachable`, also where the server refuses writes."""
         async with self.upkeep() as connection:
-            await self._require_read_write(connection)
+            self._require_writes(is_refused=await refuses_writes(connection))
             yield connection
 
-    async def _require_read_write(self, connection: Connection) -> None:
+    def _require_writes(self, *, is_refused: bool) -> None:
         """Raise `Unreachable` where the server refuses writes; then it must not be read any more.
 
         A reload changes living sessions, and breaks none. So we cut them, as a failover would: the
         next ones lead to a server that takes writes, or fail. Those of a host's pool are the host's:
         requests get none of them until the server takes writes again.
         """
-        try:
-            await require_read_write(connection)
-        except Unreachable:
-            self._refuses_writes = True
+        self._refuses_writes = is_refused
+        if is_refused:
             self._connector.cut()
-            raise
-        self._refuses_writes = False
+            raise Unreachable(READ_ONLY)
 
     async def inspect(self) -> None:
         """Raise `Unreachable` unless the database answers, and has a schema that we can serve."""
         async with self.connection(Lane.PROBE) as connection:
             await self.require_schema(connection)
 
-    async def require_tables(self, connection: Connection) -> None:
-        """Raise `Unreachable` unless the session finds our tables with all rows, and flushes."""
+    async def require_tables(self, connection: Connection) -> bool:
+        """Raise `Unreachable` unless the session finds our tables with all rows, and flushes.
+
+        Return whether the server refuses writes.
+        """
         if self.is_pooled:
-            await require_role_settings(connection, self._schema, [*PRIVILEGES])
-            return
+            return await require_role_settings(connection, self._schema, [*PRIVILEGES])
         session = await connection.fetchrow(QUERIES["ping"], [*PRIVILEGES])
         assert session is not None
         if session["is_migrated"]:
             require_ping(session)
-            return
+            return bool(session["is_read_only"])
         await self._require_rights(connection)
         message = f"our search_path, {self._schema}, has not reached the server; {ADD_PARAMETER}"
         raise Unreachable(message)

@@ -1,9 +1,11 @@
 -- What a connection, or a host's pool, must be like.
 
 -- name: ping
--- Ask whether the database answers and has our tables, what its commits wait for, and in which of
--- the tables $1 policies may hide rows from the role.
+-- Ask whether the database answers and has our tables, whether it refuses writes (as `is_read_only`), what
+-- its commits wait for, and in which of the tables $1 policies may hide rows from the role. It is one
+-- statement: where each answer comes late, the database is there all the same.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
+       current_setting('transaction_read_only')::boolean AS is_read_only,
        current_setting('synchronous_commit') AS synchronous_commit,
        current_setting('client_min_messages') AS client_min_messages,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($1::text[]) AS name

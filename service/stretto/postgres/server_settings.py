@@ -104,8 +104,11 @@ def hidden_rows(row: asyncpg.Record) -> str | None:
     )
 
 
-async def require_role_settings(connection: Connection, schema: str, tables: list[str]) -> None:
-    """Raise `Unreachable`, with the statements that help, unless the role brings what we need."""
+async def require_role_settings(connection: Connection, schema: str, tables: list[str]) -> bool:
+    """Raise `Unreachable`, with the statements that help, unless the role brings what we need.
+
+    Return whether the server refuses writes.
+    """
     role = await connection.fetchrow(QUERIES["ping_pooled"], schema, tables)
     assert role is not None
     if not role["is_migrated"]:
@@ -114,7 +117,7 @@ async def require_role_settings(connection: Connection, schema: str, tables: lis
         violation = flush_violation(role)
         if violation is None:
             require_all_rows(role)
-            return
+            return bool(role["is_read_only"])
         raise Unreachable(f"{violation}, and then RECONNECT on PgBouncer's console")
     alter = f"  ALTER ROLE {role['role']} IN DATABASE {role['database']} SET "
     settings = (

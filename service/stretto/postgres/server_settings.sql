@@ -14,9 +14,10 @@ SELECT current_setting('server_encoding') AS server_encoding,
 -- Ask behind PgBouncer whether the schema $1 has our tables, and whether the role brings the
 -- settings that a session needs: this schema, READ COMMITTED, a bounded wait for locks, no bound on a
 -- write, and no JIT: the driver looks types up in each new connection, which compiling makes take
--- seconds. Also read what its commits wait for, and in which of the tables $2 policies may
--- hide rows from the role.
+-- seconds. Also read whether the server refuses writes, what its commits wait for, and in which of the
+-- tables $2 policies may hide rows from the role.
 SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrated,
+       current_setting('transaction_read_only')::boolean AS is_read_only,
        current_schema() IS NOT DISTINCT FROM $1::text
            AND current_setting('lock_timeout')::interval > '0'
            AND current_setting('statement_timeout')::interval = '0'
