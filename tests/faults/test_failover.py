@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -12,11 +14,13 @@ import pytest
 from chaos.server import OwnServer, dsn_of, standby_of
 from chaos.wire_proxy import WireProxy
 from stretto.domain import event_id, group_id
+from stretto.postgres import primaries
 from stretto.postgres.connections import Database
 from stretto.postgres.lanes import Lane
 from stretto.store_errors import Unreachable
 from support.api_client import TEAM, Reply, settled_create
 from support.database import first_row, sound
+from support.frozen_server import Frozen
 from support.service_process import ServiceProcess, apis
 from support.topology import Member
 from support.waiting import until
@@ -193,9 +197,9 @@ def event_of(reply: Reply) -> str:
 
 
 async def test_while_both_primaries_take_connections_only_the_newer_one_gets_them(
-    server: OwnServer, beside: Connection
+    server: OwnServer, beside: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A balancer leads to both. Once no connection to the newer one is left, the older may serve."""
+    """A balancer leads to both. Some time after the last connection to the newer one, the older may serve."""
     async with standby_of(server) as standby, WireProxy(server.dsn) as balancer:
         await first_row(beside, STREAMING)
         async with Database(balancer.dsn) as database:
@@ -210,4 +214,99 @@ async def test_while_both_primaries_take_connections_only_the_newer_one_gets_the
                 await database.acquire()
             assert 1 == await new.fetchval("SELECT 1")
             await database.release(new)
+            with pytest.raises(Unreachable, match="has replaced this server"):
+                await database.acquire()
+            monkeypatch.setattr(primaries, "REFUSED_SECONDS", 0.0)
             await database.release(await database.acquire())
+
+
+async def test_once_a_connection_was_lost_the_newest_of_two_primaries_gets_the_next(
+    server: OwnServer, beside: Connection
+) -> None:
+    """Both are in the URL, the standby was asynchronous, and the old one serves who asks it."""
+    async with standby_of(server) as standby, Database(dsn_of(server, standby)) as database:
+        await first_row(beside, STREAMING)
+        old, idle = [await database.acquire() for _ in range(2)]
+        await standby.promote()
+        await beside.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1",
+            old.get_server_pid(),
+        )
+        await until(old.is_closed)
+        # Of many that are wanted at once, none is the old one's.
+        opened = await asyncio.gather(*(database.acquire() for _ in range(4)))
+        ports = {await each.fetchval("SELECT inet_server_port()") for each in opened}
+        assert {standby.port} == ports
+        assert idle.is_closed()
+        for each in opened:
+            await database.release(each)
+    # A process that starts then knows of no loss.
+    async with standby_of(server) as other, Database(dsn_of(server, other)) as database:
+        await first_row(beside, STREAMING)
+        await other.promote()
+        new = await database.acquire()
+        assert other.port == await new.fetchval("SELECT inet_server_port()")
+        await database.release(new)
+
+
+async def test_a_newer_primary_that_lets_no_connection_through_is_left_only_when_it_freezes(
+    server: OwnServer, beside: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall drops new connections there; an idle one shows that the server lives."""
+    monkeypatch.setattr(primaries, "REFUSED_SECONDS", 0.2)
+    async with standby_of(server) as standby, Frozen(standby.dsn).running() as way:
+        await first_row(beside, STREAMING)
+        port = urlsplit(way.url).port
+        url = server.dsn.replace(f":{server.port}/", f":{server.port},127.0.0.1:{port}/")
+        await standby.promote()
+        async with Database(url) as database:
+            new = await database.acquire()
+            assert standby.port == await new.fetchval("SELECT inet_server_port()")
+            way.refuse()
+
+            async def serves_old() -> bool:
+                try:
+                    connection = await database.acquire()
+                except Unreachable:
+                    return False
+                await database.release(connection)
+                return True
+
+            begun = time.monotonic()
+            while time.monotonic() - begun < 5 * primaries.REFUSED_SECONDS:
+                assert not await serves_old()
+            assert not new.is_closed()
+            way.freeze()
+            await until(serves_old)
+            assert new.is_closed()
+
+
+async def test_a_newer_primary_that_is_full_keeps_the_older_one_out(
+    server: OwnServer, beside: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses each new connection, and no older one is left: it says itself that it lives."""
+    async with standby_of(server) as standby:
+        await first_row(beside, STREAMING)
+        await beside.execute("CREATE ROLE app LOGIN PASSWORD 'x'")
+        await beside.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO app")
+        lsn = await beside.fetchval("SELECT pg_current_wal_lsn()")
+        follower = await standby.connect()
+        await until(lambda: follower.fetchval("SELECT pg_last_wal_replay_lsn() >= $1", lsn))
+        await standby.promote()
+        url = urlsplit(dsn_of(server, standby))
+        own = url._replace(netloc=f"app:x@{url.netloc.rpartition('@')[2]}").geturl()
+        async with Database(own) as database:
+            new = await database.acquire()
+            assert standby.port == await new.fetchval("SELECT inet_server_port()")
+            await follower.execute("ALTER ROLE app CONNECTION LIMIT 0")
+            monkeypatch.setattr(primaries, "REFUSED_SECONDS", 0.5)
+            new.terminate()
+            begun = time.monotonic()
+            while time.monotonic() - begun < 3 * primaries.REFUSED_SECONDS:
+                with pytest.raises(Unreachable, match="too many connections for role"):
+                    await database.acquire()
+            await follower.execute("ALTER ROLE app CONNECTION LIMIT -1")
+            again = await database.acquire()
+            assert standby.port == await again.fetchval("SELECT inet_server_port()")
+            await database.release(again)
+            await follower.close()

@@ -26,6 +26,8 @@ from stretto.store_errors import (
     StoreError,
     Unreachable,
 )
+from support.frozen_server import Frozen
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +164,51 @@ async def test_a_statement_that_is_cut_off_between_two_steps_is_a_lost_connectio
         with pytest.raises(AttributeError):
             async with database.connection(Lane.GROUPS):
                 raise AttributeError
+
+
+async def test_a_question_to_the_server_gets_between_no_steps_of_a_statement(
+    database_url: str,
+) -> None:
+    """Another task uses the connection: the driver takes one operation at a time."""
+    connection = await asyncpg.connect(database_url, connection_class=DriverConnection)
+
+    async def use() -> None:
+        for number in range(50):
+            # New to the driver: it is prepared first, which is another step.
+            assert number == await connection.fetchval(f"SELECT {number} + $1::int", 0)
+            await connection.execute("SELECT 1")
+
+    using = asyncio.create_task(use())
+    while not using.done():
+        connection.ask()
+        await asyncio.sleep(0)
+    await using
+    connection.ask()
+    assert 1 == await connection.fetchval("SELECT 1")
+    connection.ask()
+    await connection.execute("SELECT 1")
+    await connection.close()
+
+
+async def test_a_connection_knows_when_its_server_has_answered_last(database_url: str) -> None:
+    """A statement, or a question that nothing else was waiting for; not where it has frozen."""
+    async with Frozen(database_url).running() as way:
+        connection = await asyncpg.connect(way.url, connection_class=DriverConnection)
+        answered = [connection.answered_at]
+        await connection.fetchval("SELECT 1")
+        answered.append(connection.answered_at)
+        await connection.execute("SELECT 1")
+        answered.append(connection.answered_at)
+        connection.ask()
+        await until(lambda: connection.answered_at > answered[-1])
+        assert answered == sorted({*answered})
+        last = connection.answered_at
+        way.freeze()
+        connection.ask()
+        with pytest.raises(DRIVER_ERRORS), watchdog(connection, SOON_SECONDS):
+            await connection.fetchval("SELECT 1")
+        assert last == connection.answered_at
+        assert connection.is_closed()
 
 
 async def test_a_watchdog_that_was_not_needed_does_nothing(database_url: str) -> None:

@@ -11,12 +11,13 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
+from stretto.postgres.comparing import Comparisons, ask_all
 from stretto.postgres.database_url import split_hosts
 from stretto.postgres.driver_connection import DriverConnection, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS
 from stretto.postgres.host_failures import unreachable
 from stretto.postgres.pooler import split_pooler
-from stretto.postgres.primaries import UNKNOWN, OpenConnections, Primary
+from stretto.postgres.primaries import UNKNOWN, OpenConnections, Primary, replaced_last
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.race import SILENT_SECONDS, race
 from stretto.postgres.server_settings import ISOLATION
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
     from stretto.postgres.host_failures import Host
 
-    _OwnConnection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+    _Opened: TypeAlias = tuple[DriverConnection, Primary]
 
 # One host of several may be dead; the others must still be reached while a client waits.
 CONNECT_SECONDS: Final = 2.0
@@ -77,7 +78,7 @@ _RESTORED: Final = (
 
 
 class Connector:
-    """Opens connections; tries the host that served last first."""
+    """Opens connections; tries the host that served last first, and compares all after a loss."""
 
     def __init__(self, dsn: str, schema: str) -> None:
         self._dsn, self.is_pooled = split_pooler(dsn)
@@ -87,6 +88,7 @@ class Connector:
         )
         self.hosts = _hosts(dsn)
         self._opened = OpenConnections()
+        self._comparisons = Comparisons()
         self._is_silent = False
         """Whether the last connection was given up for want of an answer."""
         self._tries: set[asyncio.Future[None]] = set()
@@ -94,7 +96,7 @@ class Connector:
 
     async def connect(
         self, *, may_take_long: bool = False, sees_all: bool = False, **settings: str
-    ) -> _OwnConnection:
+    ) -> DriverConnection:
         """Try the hosts for a primary that takes writes; raises `Unreachable`.
 
         The server ends transactions after `TRANSACTION_SECONDS`, unless they may take longer,
@@ -104,8 +106,7 @@ class Connector:
         set_up = partial(
             _set_up, seconds=0 if may_take_long else TRANSACTION_SECONDS, sees_all=sees_all
         )
-        tried = partial(self._try, settings=settings, set_up=set_up)
-        outcome = await self._race(tried)
+        outcome = await self._race(partial(self._open, settings=settings, set_up=set_up))
         if isinstance(outcome, dict):
             raise unreachable(outcome, is_pooled=self.is_pooled)
         host, connection = outcome
@@ -143,8 +144,8 @@ class Connector:
             terminate(connection)
 
     async def _race(
-        self, tried: Callable[[Host], Coroutine[None, None, _OwnConnection | Exception]]
-    ) -> tuple[Host, _OwnConnection] | dict[Host, Exception]:
+        self, open_at: Callable[[Host], Coroutine[None, None, _Opened | Exception]]
+    ) -> tuple[Host, DriverConnection] | dict[Host, Exception]:
         """Race the hosts; raises `Unreachable` while none of them answers, and another task is trying.
 
         So where nothing answers, one waits for that. The others are refused at once, while their
@@ -156,11 +157,17 @@ class Connector:
             await asyncio.wait(self._tries, timeout=SILENT_SECONDS, return_when=first)
             if self._is_silent:
                 raise Unreachable(SILENT)
+
+        async def tried(host: Host) -> DriverConnection | Exception:
+            return self._accepted(host, await open_at(host))
+
         under_way = asyncio.get_running_loop().create_future()
         self._tries.add(under_way)
         try:
-            # A copy: other tasks connect meanwhile and change the order.
-            outcome = await race(tuple(self.hosts), tried, terminate)
+            outcome = await self._compare(open_at)
+            if outcome is None:
+                # A copy: other tasks connect meanwhile and change the order.
+                outcome = await race(tuple(self.hosts), tried, terminate)
             self._is_silent = isinstance(outcome, dict) and any(
                 isinstance(failure, TimeoutError) for failure in outcome.values()
             )
@@ -169,14 +176,46 @@ class Connector:
             under_way.set_result(None)
         return outcome
 
-    async def _try(
+    async def _compare(
+        self, open_at: Callable[[Host], Coroutine[None, None, _Opened | Exception]]
+    ) -> tuple[Host, DriverConnection] | dict[Host, Exception] | None:
+        """Return the newest primary's host and connection; None where no comparison is due, or shows one."""
+        losses = self._opened.losses
+        due = () if self.is_pooled else self._comparisons.due(self.hosts, losses)
+        if not due:
+            return None
+        opened, failures = await ask_all(due, open_at, lambda each: terminate(each[0]))
+        self._comparisons.note(due, (*opened, *failures), losses)
+        won: tuple[Host, DriverConnection] | None = None
+        for host in replaced_last({host: primary for host, (_, primary) in opened.items()}):
+            if won is not None:
+                terminate(opened[host][0])
+            elif isinstance(outcome := self._accepted(host, opened[host]), Exception):
+                failures[host] = outcome
+            else:
+                won = host, outcome
+        return won or (failures if failures.keys() >= {*self.hosts} else None)
+
+    def _accepted(self, host: Host, opened: _Opened | Exception) -> DriverConnection | Exception:
+        """Return the connection, unless it leads to a primary that a living one has replaced."""
+        if isinstance(opened, Exception):
+            return opened
+        connection, primary = opened
+        try:
+            self._opened.add(connection, primary, host)
+        except Unreachable as error:
+            terminate(connection)
+            return error
+        return connection
+
+    async def _open(
         self,
         host: Host,
         *,
         settings: dict[str, str],
         set_up: Callable[[Connection], Awaitable[Primary]],
-    ) -> _OwnConnection | Exception:
-        """Return a connection to a host, or why there is none."""
+    ) -> _Opened | Exception:
+        """Return a connection to a host with its primary, or why there is none."""
         try:
             connection = await self._connect_to(host, settings)
             try:
@@ -186,7 +225,6 @@ class Connector:
                     await _require_read_write(connection)
                 else:
                     primary = await set_up(connection)
-                self._opened.add(connection, primary)
             except BaseException:
                 terminate(connection)
                 raise
@@ -195,10 +233,11 @@ class Connector:
             failure.__cause__ = error
             return failure
         except (*DRIVER_ERRORS, *URL_ERRORS, Unreachable) as error:
+            self._opened.note_failure(host, error)
             return error
-        return connection
+        return connection, primary
 
-    async def _connect_to(self, host: Host, settings: dict[str, str]) -> _OwnConnection:
+    async def _connect_to(self, host: Host, settings: dict[str, str]) -> DriverConnection:
         name, port = host
         return await asyncpg.connect(
             self._dsn,

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
-
-from stretto.postgres.driver_errors import sqlstate_of
+from stretto.postgres.driver_errors import is_refusal
 from stretto.postgres.lanes import SERVING
 
 if TYPE_CHECKING:
@@ -20,9 +18,7 @@ if TYPE_CHECKING:
     from stretto.postgres.lanes import Lane
     from stretto.store_errors import Unreachable
 
-# A password or a role, no connection left, a database that takes none, no right to connect. Not what a
-# pooler reports of its own way to the server (08), for which PgBouncer has the same code as for its limit.
-_REFUSED_CLASSES: Final = ("28", "53", "55", "42501")
+# PgBouncer has the same code (08) for its limit as for its own way to the server, which counts for nothing.
 _POOLER_IS_FULL: Final = "max_client_conn"
 
 
@@ -36,9 +32,7 @@ class CutOffs:
     def note(self, lane: Lane, error: Unreachable) -> None:
         """Note that the lane could not open a connection."""
         cause = error.__cause__
-        self._are_refused[lane] = isinstance(cause, asyncpg.PostgresError) and (
-            sqlstate_of(cause).startswith(_REFUSED_CLASSES) or _POOLER_IS_FULL in str(cause)
-        )
+        self._are_refused[lane] = is_refusal(cause) or _POOLER_IS_FULL in str(cause)
 
     def discard(self, lane: Lane) -> None:
         """Note that it has opened one."""

@@ -6,6 +6,7 @@ The one place that touches private parts of the driver.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -38,14 +39,61 @@ CANCEL_SECONDS: Final = 0.5
 
 
 class DriverConnection(_Connection):
-    """Drops its transaction when it is terminated.
+    """Knows when the server has last answered; drops its transaction when it is terminated.
 
     The two refer to each other until the transaction is ended, and that of a lost connection cannot
     be: every loss would leave some 20 objects that only the garbage collector frees.
     """
 
-    __slots__ = ()
+    __slots__ = ("_asking", "_is_wanted", "answered_at")
     _top_xact: object
+
+    def __init__(self, *driver: Any) -> None:
+        """Take what the driver gives."""
+        self.answered_at = float("-inf")
+        """When it has last answered a statement without an error (`time.monotonic`)."""
+        self._asking: asyncio.Task[None] | None = None
+        self._is_wanted = False
+        """Whether a statement waits for the answer, and comes before another question."""
+        super().__init__(*driver)
+
+    def ask(self) -> None:
+        """Have the server answer, if it lives, unless it is being asked, or a statement runs.
+
+        Another task may use the connection: its next statement waits for the answer. There is no
+        time-out, as a server that is only slow must not lose its connections: they are cut by their users.
+        """
+        if self._asking is None and not self._is_wanted:
+            self._asking = asyncio.create_task(self._ask(), name="question to a server")
+
+    # Its types leave `_execute` out, which all its methods that fetch use.
+    async def _ask(self) -> None:
+        with suppress(*DRIVER_ERRORS, AttributeError):
+            # The driver refuses it between the steps of another task's statement.
+            await super()._execute(";", (), 0, None)  # type: ignore[misc]
+            self.answered_at = time.monotonic()
+        self._asking = None
+
+    async def execute(self, *statement: Any, **options: Any) -> str:
+        """Execute as the driver does."""
+        await self._until_asked()
+        status = await super().execute(*statement, **options)
+        self.answered_at = time.monotonic()
+        return status
+
+    async def _execute(self, *statement: Any, **options: Any) -> Any:
+        await self._until_asked()
+        result = await super()._execute(*statement, **options)  # type: ignore[misc]
+        self.answered_at = time.monotonic()
+        return result
+
+    async def _until_asked(self) -> None:
+        if self._asking is not None:
+            self._is_wanted = True
+            try:
+                await asyncio.wait({self._asking})
+            finally:
+                self._is_wanted = False
 
     def terminate(self) -> None:
         """Terminate the connection without waiting for pending data."""

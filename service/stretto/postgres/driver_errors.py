@@ -90,6 +90,9 @@ _PARAMETER_CLASSES: Final = ("22", "42601", "42704")
 # meet: a pooler's broken link, a server that takes no writes yet or goes down, a conflict, a lock.
 # Every other answer is one that an operator has to act on, such as 53400, a limit of the role's.
 _PASSING_CLASSES: Final = ("08", "25006", "40", "53300", "55", "57", "58", "XX")
+# What a server that lives refuses a connection with: a password or a role, a missing database, no connection
+# left, a database that takes none, no right to connect. Not what a pooler reports of its way to the server.
+_REFUSAL_CLASSES: Final = ("28", "3D", "42501", "53", "55")
 # A handshake that broke off: the server is going down, or coming up.
 _BROKEN_HANDSHAKES: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # How the driver's text ends where the server has answered that it has no TLS.
@@ -196,6 +199,13 @@ def is_lasting(error: BaseException | None) -> bool:
         return True
     # Also what the driver itself rejects, such as an unknown sslmode.
     return isinstance(error, URL_ERRORS) or is_without_tls(error)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether a server that lives has refused a connection: none that starts, stops, or takes no writes."""
+    return isinstance(error, asyncpg.PostgresError) and sqlstate_of(error).startswith(
+        _REFUSAL_CLASSES
+    )
 
 
 def is_of_url(error: BaseException | None) -> bool:

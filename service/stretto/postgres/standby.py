@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # breaks connections at once.
 LATE_SECONDS: Final = 1.0
 # On top of the time after which a statement was cut: a server that has frozen does not say it. Enough for a
-# new connection where a host of the URL is silent (`race.SILENT_SECONDS`).
+# new connection where a host of the URL is silent (`comparing.COMPARE_SECONDS`).
 ASK_SECONDS: Final = 0.75
 # A commit waits some milliseconds for a standby that is there. A part of `ASK_SECONDS`.
 WAIT_SECONDS: Final = 0.2

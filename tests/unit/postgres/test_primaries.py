@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
+import asyncpg
 import pytest
 
 from stretto.postgres.primaries import (
@@ -12,33 +13,54 @@ from stretto.postgres.primaries import (
     UNKNOWN,
     OpenConnections,
     Primary,
+    replaced_last,
 )
 from stretto.store_errors import Unreachable
 from support.clock import Clock
 
 if TYPE_CHECKING:
-    from stretto.postgres.driver_connection import Connection
+    from collections.abc import Callable
+
+    from stretto.postgres.driver_connection import DriverConnection
+    from stretto.postgres.host_failures import Host
 
 OLD, NEW = Primary("7", "00000009"), Primary("7", "0000000A")
+OLD_HOST: Final = ("10.0.0.1", 5432)
+NEW_HOST: Final = ("10.0.0.2", 5432)
+STANDBY: Final = Unreachable("read-only")
 
 
 class Opened:
-    """Stands for a connection of the driver's."""
+    """Stands for a connection of the driver's, whose server may have frozen."""
 
     def __init__(self) -> None:
         self.is_cut = False
+        self.answered_at = float("-inf")
+        self.clock: Clock | None = None
+        """Of a server that answers when it is asked."""
+        self.listeners: list[Callable[[object], None]] = []
 
     def terminate(self) -> None:
         self.is_cut = True
+        for listener in self.listeners:
+            listener(self)
 
     def is_closed(self) -> bool:
         return self.is_cut
+
+    def ask(self) -> None:
+        if self.clock is not None:
+            self.answered_at = self.clock.now
+
+    def add_termination_listener(self, listener: Callable[[object], None]) -> None:
+        self.listeners.append(listener)
 
 
 def add(connections: OpenConnections, primary: Primary) -> Opened:
     """Add a new connection to a primary."""
     opened = Opened()
-    connections.add(cast("Connection", opened), primary)
+    host = NEW_HOST if primary == NEW else OLD_HOST
+    connections.add(cast("DriverConnection", opened), primary, host)
     return opened
 
 
@@ -51,13 +73,15 @@ def test_a_newer_primary_has_all_connections_to_older_ones_cut() -> None:
 
 
 def test_an_older_primary_gets_no_connection_while_one_to_a_newer_lives() -> None:
-    """Twin: once that is lost, the older one may be all that is left, as after a restore."""
-    connections = OpenConnections()
+    """Twin: some time after that is lost, the older one may be all that is left, as after a restore."""
+    clock = Clock()
+    connections = OpenConnections(clock)
     new = add(connections, NEW)
     with pytest.raises(Unreachable, match="has replaced this server"):
         add(connections, OLD)
     assert not new.is_cut
     new.terminate()
+    assert REFUSED_SECONDS == refusals(connections, clock, 2 * REFUSED_SECONDS)
     assert not add(connections, OLD).is_cut
 
 
@@ -98,6 +122,98 @@ def test_a_balancer_that_leads_to_the_newer_primary_too_has_it_stay() -> None:
             else:
                 clock.now += REFUSED_AGAIN_SECONDS
     assert not any(each.is_cut for each in kept)
+
+
+def test_a_newer_primary_that_answers_keeps_the_older_one_out() -> None:
+    """However long no new connection leads there: its connections are asked, idle ones too."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    frozen, answering = add(connections, NEW), add(connections, NEW)
+    answering.clock = clock
+    seconds = 4 * REFUSED_SECONDS
+    assert seconds == refusals(connections, clock, seconds)
+    answering.clock = None
+    assert REFUSED_SECONDS - 1 == refusals(connections, clock, seconds)
+    assert frozen.is_cut
+    assert answering.is_cut
+
+
+def test_what_a_newer_primary_has_answered_before_it_was_lost_shows_when_it_lived() -> None:
+    """Its last connection may have been opened long ago."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    new = add(connections, NEW)
+    clock.now += 2 * REFUSED_SECONDS
+    new.answered_at = clock.now
+    new.terminate()
+    del new
+    assert REFUSED_SECONDS == refusals(connections, clock, 2 * REFUSED_SECONDS)
+
+
+def server_error(state: str) -> asyncpg.PostgresError:
+    """Return the error that the driver makes of a server's message."""
+    error: asyncpg.PostgresError = asyncpg.PostgresError.new({"S": "FATAL", "C": state, "M": "no"})
+    return error
+
+
+@pytest.mark.parametrize(
+    ("is_living", "error"),
+    [
+        *((True, server_error(state)) for state in ("53300", "28P01", "28000", "3D000", "55000")),
+        *((False, server_error(state)) for state in ("57P01", "57P03", "25006", "08006", "XX000")),
+        (False, ConnectionRefusedError()),
+        (False, TimeoutError()),
+        (False, STANDBY),
+    ],
+    ids=str,
+)
+def test_a_newer_primary_lives_while_it_refuses_connections_itself(
+    is_living: bool, error: Exception
+) -> None:
+    """It is full, or has other passwords. Nothing of ours is connected to it any more."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    connections.note_failure(NEW_HOST, error)
+    old = add(connections, OLD)
+    new = add(connections, NEW)
+    assert old.is_cut
+    new.terminate()
+    refused = 0
+    for _ in range(12):
+        connections.note_failure(NEW_HOST, error)
+        refused += refusals(connections, clock, 1)
+    assert (12 if is_living else REFUSED_SECONDS) == refused
+
+
+def test_an_older_primary_that_refuses_connections_keeps_none_out() -> None:
+    """Its refusals say nothing of the newer one."""
+    connections = OpenConnections()
+    add(connections, OLD)
+    connections.note_failure(OLD_HOST, server_error("53300"))
+    assert not add(connections, NEW).is_cut
+
+
+def test_of_several_hosts_those_are_last_that_another_one_has_replaced() -> None:
+    """The others keep their order: one of another system has replaced none."""
+    foreign = Primary("8", "0000000B")
+    primaries: dict[Host, Primary] = {
+        ("a", 1): OLD,
+        ("b", 1): foreign,
+        ("c", 1): NEW,
+        ("d", 1): NEW,
+    }
+    order = replaced_last(primaries)
+    assert [("b", 1), ("c", 1), ("d", 1), ("a", 1)] == order
+
+
+def test_each_connection_that_ends_is_a_loss() -> None:
+    """A host is trusted no longer then."""
+    connections = OpenConnections()
+    opened = [add(connections, NEW) for _ in range(3)]
+    assert 0 == connections.losses
+    opened[0].terminate()
+    opened[1].terminate()
+    assert 2 == connections.losses
 
 
 @pytest.mark.parametrize("other", [OLD, Primary("8", "0000000A"), UNKNOWN])
