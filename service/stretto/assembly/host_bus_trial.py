@@ -1,8 +1,8 @@
 """Trial: for which owners a host's bus answers, and for which it fails.
 
 It has one call for each owner under way: the bus may do few things at once, and one that hangs keeps
-others from it. Where a round of calls shows nothing, the next one is of a single owner, after all others
-were cancelled. If that hangs too, it is not because of others.
+others from it. Where a round of calls shows nothing, the next ones are of a single owner, after all others
+were cancelled, until one is answered. If such a one hangs too, it is not because of others.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Trial:
         waiting = by_owner(events)
         owners = [*waiting]
         is_first = has_news = True
+        is_stuck = False
         now = asyncio.get_running_loop().time
         until = now() + self._patience.lease_seconds
         while owners:
@@ -83,7 +84,8 @@ class Trial:
                     waiting.pop(owner, None)
             if now() >= until:
                 return
-            is_stuck = not has_news and len(owners) > 1
+            was_stuck = is_stuck and not self.is_there
+            is_stuck = not has_news and (was_stuck or len(owners) > 1)
             owners = [*waiting][:1] if is_stuck else [*waiting]
 
     def _round_seconds(self, owners: int, *, is_quick: bool) -> float:
