@@ -14,7 +14,7 @@ from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.log import MEMBER_IDS_MAX
 from stretto.postgres.queries import QUERIES
 from stretto.targets.delivery import PutOff
-from stretto.webhook.sender import UNDER_WAY_MAX
+from stretto.webhook.slots import UNDER_WAY_MAX
 from stretto.webhook.store import PostgresWebhookStore
 from support.database import commit_event, connect
 from support.webhook_receiver import URL_DIGEST
@@ -78,7 +78,7 @@ class Deliveries:
         rows = await self._connection.fetch(
             "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + QUERIES["take_deliveries"],
             *("webhook", ROOM, LEASE_SECONDS, self.now, MEMBER_IDS_MAX, URL_DIGEST, "m"),
-            *(list(BUSY), list(BUSY.values())),
+            *(list(BUSY), list(BUSY.values()), None, []),
         )
         plan = orjson.loads(rows[0][0])[0]["Plan"]
         blocks: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]

@@ -16,13 +16,14 @@ from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.log import MEMBER_IDS_MAX
 from stretto.postgres.queries import QUERIES
 from stretto.webhook.rules import Answered
-from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
+from stretto.webhook.sender import WebhookSender
+from stretto.webhook.slots import SLOW_MAX, SLOW_SECONDS, UNDER_WAY_MAX
 from stretto.webhook.store import PostgresWebhookStore
 from support.database import commit_event, connect
 from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from uuid import UUID
 
     from stretto.postgres.connections import Database
@@ -58,9 +59,15 @@ class Turns:
             seconds > 0 if is_marked is None else is_marked,
         )
 
-    async def take(self, count: int, under_way: Mapping[str, int] | None = None) -> list[str]:
+    async def take(
+        self,
+        count: int,
+        under_way: Mapping[str, int] | None = None,
+        only: Collection[str] | None = None,
+        without: Collection[str] = (),
+    ) -> list[str]:
         """Return whose deliveries are taken in a turn."""
-        taken = await self.store.take(count, LEASE_SECONDS, under_way)
+        taken = await self.store.take(count, LEASE_SECONDS, under_way, only, without)
         return sorted(delivery.owner_id for delivery in taken)
 
 
@@ -124,6 +131,42 @@ async def test_what_is_due_of_more_owners_is_found_by_its_time(turns: Turns) -> 
     assert ["b"] == await turns.take(8, {"z": UNDER_WAY_MAX})
 
 
+async def test_however_many_owners_get_nothing_one_turn_finds_who_may(turns: Turns) -> None:
+    """As where the endpoint hangs for a thousand of them, on either side of whose turn it is."""
+    slow = [f"{prefix}{number}" for prefix in "ac" for number in range(OWNERS_MAX)]
+    for owner in slow:
+        await turns.wait(owner, 4, seconds=90)
+    # Neither the oldest, nor what has become due last.
+    await turns.wait("b", 2, seconds=45)
+    for _ in range(2):
+        assert ["b"] == await turns.take(1, without=slow)
+    assert [] == await turns.take(2, {}, without=slow)
+
+
+async def test_of_owners_that_are_named_the_first_get_what_room_there_is(turns: Turns) -> None:
+    """No others get any, whoever has waited longer; and whose turn it is among them stays as it is."""
+    for owner in "abcd":
+        await turns.wait(owner, 2, seconds=3600 if owner == "a" else 60)
+    await turns.wait("d", seconds=-60)
+    assert ["a"] == await turns.take(2, {})
+    assert ["c", "d"] == await turns.take(3, {}, ["d", "c", "b", "e"])
+    assert ["d"] == await turns.take(3, {"c": 3}, ["c", "d"])
+    assert [] == await turns.take(3, {}, [])
+    assert ["b"] == await turns.take(2, {})
+
+
+async def test_what_is_due_of_owners_that_are_named_is_read_alone(
+    turns: Turns, connection: Connection
+) -> None:
+    """A sender takes such a turn for each answer to a slow request."""
+    await turns.wait("m", 20_000, seconds=3600)
+    await turns.wait("n", 2)
+    await connection.execute("ANALYZE outbox_delivery")
+    slow = ["n", *map(str, range(100))]
+    assert ["n", "n"] == await turns.take(3, {}, slow)
+    assert await blocks_read(connection, 3, slow) < 1000
+
+
 async def test_no_owner_gets_more_than_twice_what_is_left(turns: Turns) -> None:
     """Alone it has two thirds; what others need is free when they come."""
     await turns.wait("a", 100, seconds=3600)
@@ -176,12 +219,14 @@ async def test_what_another_process_takes_is_left_out(turns: Turns, database_url
     assert ["a"] == await turns.take(2)
 
 
-async def blocks_read(connection: Connection, count: int = UNDER_WAY_MAX) -> int:
+async def blocks_read(
+    connection: Connection, count: int = UNDER_WAY_MAX, only: Collection[str] | None = None
+) -> int:
     """Take a turn; return how many pages it has looked at."""
     rows = await connection.fetch(
         "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + QUERIES["take_deliveries"],
         *("webhook", count, LEASE_SECONDS, NOW, MEMBER_IDS_MAX, URL_DIGEST),
-        *("a4", ["m"], [3]),
+        *("a4", ["m"], [3], only, []),
     )
     plan = orjson.loads(rows[0][0])[0]["Plan"]
     blocks: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
@@ -261,8 +306,8 @@ async def test_it_is_counted_what_is_due(turns: Turns) -> None:
     assert [2, 3] == [await turns.store.count_due(count) for count in (2, 5)]
 
 
-class HangingForOne:
-    """Answers at once, but never for the groups of one owner."""
+class HangingForSome:
+    """Answers at once, but never for the groups of some owners."""
 
     url_digest = URL_DIGEST
 
@@ -273,7 +318,7 @@ class HangingForOne:
         """Note whose event comes."""
         owner = orjson.loads(body)["data"]["owner_id"]
         self.owners.append(owner)
-        if owner == "bad":
+        if owner.startswith("bad"):
             await asyncio.Event().wait()
         return Answered(204)
 
@@ -287,7 +332,7 @@ async def test_while_requests_of_an_owner_hang_others_events_are_sent(
 ) -> None:
     """Also those that were committed behind more events than there are slots."""
     monkeypatch.setattr("stretto.webhook.sender.STOP_SECONDS", 0)
-    endpoint = HangingForOne()
+    endpoint = HangingForSome()
     sender = WebhookSender(PostgresWebhookStore(database, URL_DIGEST), endpoint, lambda _: None)
     await sender.open()
     async with connection.transaction():
@@ -299,4 +344,32 @@ async def test_while_requests_of_an_owner_hang_others_events_are_sent(
         await sender.run_once()
         await asyncio.sleep(0)
     assert {"bad": 32, "good": len(good)} == Counter(endpoint.owners)
+    await sender.close()
+
+
+async def test_while_requests_of_many_owners_hang_others_events_are_sent(
+    database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that no place is left for are put off, and are no nearer to their end."""
+    monkeypatch.setattr("stretto.webhook.sender.STOP_SECONDS", 0)
+    endpoint, now = HangingForSome(), 0.0
+    store = PostgresWebhookStore(database, URL_DIGEST)
+    sender = WebhookSender(store, endpoint, lambda _: None, clock_seconds=lambda: now)
+    await sender.open()
+    hanging = [f"bad{number}" for number in range(SLOW_MAX + 2 * UNDER_WAY_MAX)]
+    async with connection.transaction():
+        for owner in hanging:
+            await commit_event(connection, (owner,))
+            await commit_event(connection, (owner,))
+    await commit_event(connection, ("good",))
+    while "good" not in endpoint.owners:
+        for _ in range(4):
+            await sender.run_once()
+            await asyncio.sleep(0)
+        now += SLOW_SECONDS
+    assert now <= 5 * SLOW_SECONDS
+    await sender.run_once()
+    assert 2 * len(hanging) == await connection.fetchval(
+        "SELECT count(*) FROM outbox_delivery WHERE tries = 0 AND dead_reason IS NULL"
+    )
     await sender.close()

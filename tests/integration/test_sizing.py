@@ -21,7 +21,8 @@ from stretto.postgres.migrate import migrate
 from stretto.postgres.sizing import DAY_SECONDS, Demand, image_bytes, tables, wal_bytes
 from stretto.targets.delivery import Delivery, PutOff
 from stretto.webhook.rules import RETRY_SECONDS
-from stretto.webhook.sender import ENROLLED_MAX, UNDER_WAY_MAX
+from stretto.webhook.sender import ENROLLED_MAX
+from stretto.webhook.slots import UNDER_WAY_MAX
 from stretto.webhook.store import PostgresWebhookStore
 from support.command_process import stretto
 from support.database import connect, groups

@@ -30,7 +30,8 @@ from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook import store as webhook_store
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
-from stretto.webhook.sender import POLL_SECONDS, UNDER_WAY_MAX, UNREACHED_MAX, WebhookSender
+from stretto.webhook.sender import POLL_SECONDS, UNREACHED_MAX, WebhookSender
+from stretto.webhook.slots import UNDER_WAY_MAX
 from stretto.webhook.store import PostgresWebhookStore, disabled_at, enable
 from support.api_client import SECRET, Api, api_for, token_of
 from support.command_process import stretto

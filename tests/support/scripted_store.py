@@ -71,7 +71,12 @@ class ScriptedStore:
         return 1.0 if self.due else None
 
     async def take(
-        self, deliveries_max: int, lease_seconds: float, under_way: object = None
+        self,
+        deliveries_max: int,
+        lease_seconds: float,
+        under_way: object = None,
+        only: object = None,
+        without: object = (),
     ) -> Sequence[Delivery]:
         due, self.due = self.due, []
         return due

@@ -54,6 +54,8 @@ class PostgresDeliveryStore:
         deliveries_max: int,
         lease_seconds: float,
         under_way: Mapping[str, int] | None = None,
+        only: Collection[str] | None = None,
+        without: Collection[str] = (),
     ) -> list[Delivery]:
         """Lease due deliveries; none while the target is paused, disabled, or another one.
 
@@ -71,6 +73,8 @@ class PostgresDeliveryStore:
                 self._last_owner,
                 None if under_way is None else list(under_way),
                 None if under_way is None else list(under_way.values()),
+                None if only is None else list(only),
+                list(without),
             )
         self.has_marked = bool(rows) and rows[0]["has_marked"]
         if rows:

@@ -16,6 +16,9 @@
 -- than twice as many as are left for all (if $8 is null, there is no such bound). However many deliveries
 -- and owners wait, some hundred rows are read. The numbers stand in the text: the planner could not
 -- estimate a parameter.
+-- With owners $10 their deliveries alone are taken, those of the first ones first, without a walk: whose turn
+-- it is of all owners stays as it is. Those of the owners $11 are not taken: the walk passes over them, of
+-- which the index alone is read.
 -- What was looked at and is not taken gets the mark that is right (`marked`), so that the next turn meets
 -- others: what lies behind what is due, and no owner whose deliveries an older version has put off.
 -- Returns the last owner whose turn it was and whether a mark was wrong, also where nothing is taken; no row
@@ -49,16 +52,18 @@ WITH RECURSIVE clock AS MATERIALIZED (
     FROM turn CROSS JOIN walk CROSS JOIN LATERAL (
         (SELECT waiting.owner_id, waiting.event_id, waiting.due_at, has_wrapped FROM waiting
          WHERE is_due AND waiting.owner_id > walk.owner_id
+           AND waiting.owner_id NOT IN (SELECT unnest($11::text[]))
            AND (NOT has_wrapped OR waiting.owner_id <= $7)
          ORDER BY waiting.owner_id, waiting.due_at, waiting.event_id LIMIT 1)
         UNION ALL
         -- Behind the last owner comes the first.
         (SELECT waiting.owner_id, waiting.event_id, waiting.due_at, true FROM waiting
          WHERE is_due AND NOT has_wrapped AND waiting.owner_id <= $7
+           AND waiting.owner_id NOT IN (SELECT unnest($11::text[]))
          ORDER BY waiting.owner_id, waiting.due_at, waiting.event_id LIMIT 1)
         LIMIT 1
     ) AS next
-    WHERE number < 64 AND idle < $2
+    WHERE number < 64 AND idle < $2 AND $10::text[] IS NULL
 ), found AS (
     SELECT owner_id, event_id, due_at, true AS is_due FROM walk WHERE number > 0
     UNION
@@ -77,13 +82,22 @@ WITH RECURSIVE clock AS MATERIALIZED (
         SELECT * FROM waiting WHERE waiting.due_at <= reader_now ORDER BY waiting.due_at DESC LIMIT 128
     ) AS newest
     WHERE EXISTS (SELECT FROM walk WHERE walk.due_at > reader_now)
+    UNION
+    SELECT named.* FROM turn CROSS JOIN unnest($10) AS name CROSS JOIN LATERAL (
+        SELECT * FROM waiting
+        WHERE is_due AND waiting.owner_id = name AND waiting.due_at <= reader_now
+        ORDER BY waiting.due_at, waiting.event_id LIMIT $2
+    ) AS named
 ), ranked AS MATERIALIZED (
     SELECT found.event_id, number, found.due_at AS waits_since,
            row_number() OVER (PARTITION BY owner_id ORDER BY found.due_at)
                + coalesce(requests, 0) AS rank
     FROM found
-    LEFT JOIN (SELECT owner_id, number FROM walk WHERE number > 0) AS walked USING (owner_id)
+    LEFT JOIN (SELECT owner_id, number FROM walk WHERE number > 0
+               UNION ALL
+               SELECT * FROM unnest($10) WITH ORDINALITY) AS turns (owner_id, number) USING (owner_id)
     LEFT JOIN unnest($8::text[], $9::integer[]) AS busy (owner_id, requests) USING (owner_id)
+    WHERE ($10 IS NULL OR number IS NOT NULL) AND owner_id NOT IN (SELECT unnest($11))
 ), due AS MATERIALIZED (
     SELECT held.event_id, number, waits_since, rank
     FROM (SELECT * FROM ranked WHERE $8 IS NULL OR rank <= 2 * ($2 - 1)
@@ -138,7 +152,8 @@ WITH RECURSIVE clock AS MATERIALIZED (
 )
 SELECT taken.*, last.owner_id AS last_owner, EXISTS (SELECT FROM marked) AS has_marked
 FROM (SELECT owner_id FROM walk
-      WHERE number = coalesce((SELECT max(number) FROM placed), (SELECT max(number) FROM walk))
+      WHERE $10 IS NOT NULL
+         OR number = coalesce((SELECT max(number) FROM placed), (SELECT max(number) FROM walk))
      ) AS last
 LEFT JOIN taken ON true;
 

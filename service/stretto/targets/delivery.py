@@ -50,11 +50,13 @@ class DeliveryStore(Protocol):
         deliveries_max: int,
         lease_seconds: float,
         under_way: Mapping[str, int] | None = None,
+        only: Collection[str] | None = None,
+        without: Collection[str] = (),
     ) -> Sequence[Delivery]:
         """Lease due deliveries, of owners in turn; a synchronous standby has their events.
 
         With `under_way`, the requests of each owner, no owner gets more than twice as many as are left
-        for all. None if the reader has another target by now.
+        for all. Of owners `only` get any, in this order, if they are named, and those in `without` none. None if the reader has another target by now.
         """
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> Collection[UUID]:

@@ -155,7 +155,14 @@ class NotCalled:
     """The endpoint was not called: its address is not public."""
 
 
-Answer = Answered | Unanswered | NotConnected | NotCalled
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The sender has ended the request, because too many took long. It does not count as a try."""
+
+    reason: str
+
+
+Answer = Answered | Unanswered | NotConnected | NotCalled | Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +201,7 @@ class Gone:
     """The endpoint is gone for good (410)."""
 
 
-Verdict = Sent | Failed | Unreached | Throttled | Gone
+Verdict = Sent | Failed | Unreached | Cut | Throttled | Gone
 
 
 def judge(answer: Answer) -> Verdict:
@@ -204,6 +211,8 @@ def judge(answer: Answer) -> Verdict:
             return Failed(reason)
         case NotConnected(reason):
             return Unreached(reason)
+        case Cut():
+            return answer
         case NotCalled():
             return Blocked("address is not public")
         case Answered(status) if 200 <= status < 300:
@@ -217,7 +226,7 @@ def judge(answer: Answer) -> Verdict:
             return Failed(f"answered {status}")
 
 
-def put_off(delivery: Delivery, verdict: Failed | Unreached | Throttled | Gone) -> PutOff:
+def put_off(delivery: Delivery, verdict: Failed | Unreached | Cut | Throttled | Gone) -> PutOff:
     """Return when a delivery that was not accepted is tried again, or why it is not."""
     match verdict:
         case Throttled(seconds):
@@ -229,8 +238,13 @@ def put_off(delivery: Delivery, verdict: Failed | Unreached | Throttled | Gone) 
         case Failed(reason) if delivery.tries >= len(RETRY_SECONDS):
             return PutOff(delivery.event.event_id, is_try=True, dead_reason=reason)
         case Failed():
-            pause = RETRY_SECONDS[delivery.tries] * random.uniform(1, 1 + JITTER_RATIO_MAX)
-            return PutOff(delivery.event.event_id, pause, is_try=True)
+            return PutOff(delivery.event.event_id, _pause(delivery.tries), is_try=True)
+        case Cut():
+            return PutOff(delivery.event.event_id, _pause(tries=0))
+
+
+def _pause(tries: int) -> float:
+    return RETRY_SECONDS[tries] * random.uniform(1, 1 + JITTER_RATIO_MAX)
 
 
 class Endpoint(Protocol):

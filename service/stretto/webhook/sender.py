@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -31,6 +30,7 @@ from stretto.targets.lag import Lag
 from stretto.telemetry.trace_context import as_fields
 from stretto.webhook.rules import (
     Blocked,
+    Cut,
     Failed,
     Gone,
     Sent,
@@ -40,27 +40,23 @@ from stretto.webhook.rules import (
     judge,
     put_off,
 )
+from stretto.webhook.slots import FREE_MIN, Request, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stretto.observations import Observer
-    from stretto.targets.delivery import Delivery
     from stretto.telemetry.tracing import Tracing
     from stretto.webhook.rules import Answer, Endpoint, Verdict, WebhookStore
 
-# Requests under way in a process: one that hangs occupies one slot and does not delay the others. An
-# owner has at most twice as many as are free: 32 alone, 8 or 9 if those of five owners hang.
-UNDER_WAY_MAX: Final = 48
-# With no more than these free, as one owner leaves them, a sender is busy.
-FREE_MIN: Final = UNDER_WAY_MAX // 3
 # After so many connections in a row that could not be opened, a sender tries one event at a time, and
 # no sooner than `POLL_SECONDS` after the last, until the endpoint answers: another process may reach it.
 UNREACHED_MAX: Final = 8
 # Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a
 # thousand recipients.
 ENROLLED_MAX: Final = 100
-# How often a busy sender looks into the log, once it has enrolled what was there.
+# How often a busy sender looks into the log, once it has enrolled what was there, and which of its
+# requests are slow.
 BUSY_ENROL_SECONDS: Final = 0.1
 # Nothing is enrolled while so many deliveries are due. Owners take turns with what is enrolled: who
 # comes behind more events than these waits for them. They are a copy of so much of the log, 10 MB for
@@ -98,7 +94,8 @@ class WebhookSender(Actor):
         self._observe = observe
         self._lease_seconds = lease_seconds
         self._tracing = tracing
-        self._under_way: dict[asyncio.Task[Answer], Delivery] = {}
+        self._slots = Slots(clock_seconds)
+        self._under_way = self._slots.requests
         self._is_open = False
         self._is_blocked: bool | None = None
         """None before the first turn: not known yet."""
@@ -111,6 +108,7 @@ class WebhookSender(Actor):
         """Whether the last turn has taken nothing, and others may be due behind those that it met."""
         self._clock_seconds = clock_seconds
         self._enrol_due_at = clock_seconds()
+        self._next_look: asyncio.TimerHandle | None = None
         self.lag = Lag(store.oldest_seconds, clock_seconds)
         self._health = TargetHealth(self.name, observe)
 
@@ -137,41 +135,58 @@ class WebhookSender(Actor):
         # First: where nothing can be settled, nothing is known of what waits.
         has_waiting = await self.lag.look()
         await self._settle()
-        taken = await self._take()
-        for delivery in taken:
-            task = asyncio.create_task(self._send(delivery), name="stretto webhook")
-            self._under_way[task] = delivery
-            task.add_done_callback(lambda _: self.wake())
+        self._slots.relieve()
+        has_begun = await self._take() > 0
         # Known once a second at most: an event waits.
         if has_waiting:
             self._enrolled_max = DUE_MAX - await self._store.count_due(DUE_MAX)
-        is_busy = bool(taken) and UNDER_WAY_MAX - len(self._under_way) <= FREE_MIN
+        is_scarce = self._slots.free <= FREE_MIN
+        if is_scarce:
+            self._look_soon()
+        is_busy = is_scarce and has_begun
         if self._enrolled_max <= 0 or (is_busy and self._clock_seconds() < self._enrol_due_at):
             return int(self._looks_on)
         # Also while slots are taken: what comes next may be another owner's.
         enrolled = await self._enrol()
         if enrolled < ENROLLED_MAX:
             self._enrol_due_at = self._clock_seconds() + BUSY_ENROL_SECONDS
-        if not is_busy:
-            return enrolled + self._looks_on
-        # Answers wake a busy sender: a turn at once would send few at a time. If none comes, what was
-        # enrolled may still be another owner's.
-        asyncio.get_running_loop().call_later(BUSY_ENROL_SECONDS, self.wake)
-        return 0
+        # Answers wake a busy sender: a turn at once would send few at a time.
+        return 0 if is_busy else enrolled + self._looks_on
 
-    async def _take(self) -> Sequence[Delivery]:
-        """Lease what may be sent now."""
-        room = UNDER_WAY_MAX - len(self._under_way)
-        owners: Counter[str] | None = Counter(each.owner_id for each in self._under_way.values())
+    def _look_soon(self) -> None:
+        """Take a turn soon if no answer comes: requests may be slow, and what was enrolled another's."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._next_look = asyncio.get_running_loop().call_later(BUSY_ENROL_SECONDS, self.wake)
+
+    async def _take(self) -> int:
+        """Lease what may be sent now, and begin to send it; return how many these are."""
+        self._looks_on = False
         if self._unreached >= UNREACHED_MAX:
             is_early = self._clock_seconds() < self._tried_at + POLL_SECONDS
-            room, owners = int(not self._under_way and not is_early), None
-        self._looks_on = False
-        if not room:
-            return ()
-        taken = await self._store.take(room, self._lease_seconds, owners)
-        self._looks_on = self._store.has_marked and not taken
-        return taken
+            room = int(not self._under_way and not is_early)
+            # For any owner: those whose connections took 5 s count as slow.
+            return await self._begin(room, is_slow=False, is_single=True)
+        begun = await self._begin(self._slots.free, is_slow=False)
+        return begun + await self._begin(self._slots.slow_free, is_slow=True)
+
+    async def _begin(self, room: int, *, is_slow: bool, is_single: bool = False) -> int:
+        if room <= 0:
+            return 0
+        slots = self._slots
+        under_way = None if is_single else slots.under_way(is_slow=is_slow)
+        only = slots.slow_turn if is_slow else None
+        without = () if is_slow or is_single else slots.slow_owners
+        taken = await self._store.take(room, self._lease_seconds, under_way, only, without)
+        if only is not None:
+            slots.end_slow_turn(only, {each.owner_id for each in taken})
+        self._looks_on |= self._store.has_marked and not taken
+        for delivery in taken:
+            request = Request(delivery, self._clock_seconds(), is_slow=is_slow)
+            task = asyncio.create_task(self._send(request), name="stretto webhook")
+            self._under_way[task] = request
+            task.add_done_callback(lambda _: self.wake())
+        return len(taken)
 
     async def _enrol(self) -> int:
         try:
@@ -190,9 +205,9 @@ class WebhookSender(Actor):
         if self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def _send(self, delivery: Delivery) -> Answer:
+    async def _send(self, request: Request) -> Answer:
         """Send an event as a part of its request's trace, which goes on at the receiver."""
-        event = delivery.event
+        event = request.delivery.event
         trace_context = event.trace_context
         span = None
         if self._tracing is not None:
@@ -202,9 +217,14 @@ class WebhookSender(Actor):
         answer: Answer = Unanswered("a bug in stretto, which its log describes")
         try:
             fields = as_fields(trace_context)
-            answer = await self._endpoint.send(event.event_id, event.envelope, fields)
+            async with asyncio.timeout(None) as request.limit:
+                answer = await self._endpoint.send(event.event_id, event.envelope, fields)
         except Exception as error:  # noqa: BLE001 the delivery must be settled anyway
-            self._observe(ActorCrashed("webhook", error))
+            if request.is_cut:
+                answer = Cut("cut short: too many requests take long")
+            else:
+                self._observe(ActorCrashed("webhook", error))
+        request.seconds = self._clock_seconds() - request.began_at
         if span is not None:
             verdict = judge(answer)
             span.end(error=None if isinstance(verdict, Sent) else verdict)
@@ -212,11 +232,7 @@ class WebhookSender(Actor):
 
     async def _settle(self) -> None:
         """Settle every delivery that has its answer; forget it only after it is settled."""
-        done = [
-            (task, delivery, judge(_answer_of(task)))
-            for task, delivery in self._under_way.items()
-            if task.done()
-        ]
+        done = self._slots.ended()
         if not done:
             return
         # The endpoint's state comes first: else another sender may take what is put off below.
@@ -231,10 +247,12 @@ class WebhookSender(Actor):
         others = [put_off(each, why) for _, each, why in done if not isinstance(why, Sent)]
         dead = await self._store.settle(sent, others)
         for task, _, verdict in done:
-            del self._under_way[task]
-            is_unreached = isinstance(verdict, Unreached)
-            self._unreached = self._unreached + 1 if is_unreached else 0
-            if is_unreached:
+            self._slots.remove(task)
+            # One that was cut short may have been waiting for its connection.
+            if not isinstance(verdict, Unreached | Cut):
+                self._unreached = 0
+            if isinstance(verdict, Unreached):
+                self._unreached += 1
                 # Not when it began: it took as long as another process needs to find the event due.
                 self._tried_at = self._clock_seconds()
             self._observe(WebhookTried(type(verdict).__name__.lower()))
@@ -261,7 +279,7 @@ class WebhookSender(Actor):
                     self._health.is_failing = True
                 case Throttled(seconds):
                     self._health.fail(f"asked for a pause of {seconds:g} s")
-                case Failed(reason) | Unreached(reason):
+                case Failed(reason) | Unreached(reason) | Cut(reason):
                     self._health.fail(reason)
                 case _:
                     assert_never(verdict)
@@ -273,15 +291,10 @@ class WebhookSender(Actor):
         if not self._under_way:
             return
         _, unanswered = await asyncio.wait(self._under_way, timeout=STOP_SECONDS)
-        given_back = [PutOff(self._under_way.pop(task).event.event_id) for task in unanswered]
+        given_back = [PutOff(self._under_way.pop(task).event_id) for task in unanswered]
         for task in unanswered:
             task.cancel()
         await asyncio.gather(*unanswered, return_exceptions=True)
         with suppress(StoreError):
             await self._store.settle([], given_back)
             await self._settle()
-
-
-def _answer_of(task: asyncio.Task[Answer]) -> Answer:
-    """Return the answer to a request that has ended; a host may have cancelled its task."""
-    return Unanswered("the request was cancelled") if task.cancelled() else task.result()

@@ -117,12 +117,12 @@ async def test_refused_events_are_taken_in_small_groups() -> None:
     take = world.store.take
 
     async def take_some(
-        deliveries_max: int, lease_seconds: float, under_way: object = None
+        deliveries_max: int, lease_seconds: float, under_way: object = None, **_: object
     ) -> Sequence[Delivery]:
         taken.append((deliveries_max, lease_seconds))
         return await take(deliveries_max, lease_seconds)
 
-    world.store.take = take_some  # type: ignore[method-assign]
+    world.store.take = take_some  # type: ignore[assignment,method-assign]
     world.store.due = [Delivery(ONE.event, 1)]
     await world.turn()
     await until(lambda: len(taken) == 2)

@@ -33,10 +33,10 @@ from stretto.webhook.sender import (
     DUE_MAX,
     ENROLLED_MAX,
     POLL_SECONDS,
-    UNDER_WAY_MAX,
     UNREACHED_MAX,
     WebhookSender,
 )
+from stretto.webhook.slots import UNDER_WAY_MAX
 from support.traces import PARENT_ID, SAMPLED, TRACE_ID, Spans
 
 if TYPE_CHECKING:
@@ -80,7 +80,12 @@ class ScriptedStore:
         return 0
 
     async def take(
-        self, deliveries_max: int, lease_seconds: float, under_way: Mapping[str, int] | None = None
+        self,
+        deliveries_max: int,
+        lease_seconds: float,
+        under_way: Mapping[str, int] | None = None,
+        only: Collection[str] | None = None,
+        without: Collection[str] = (),
     ) -> list[Delivery]:
         self._fail("take")
         taken, self.due = self.due, []
@@ -221,7 +226,12 @@ class FullStore(ScriptedStore):
         self.page = 1
 
     async def take(
-        self, deliveries_max: int, lease_seconds: float, under_way: Mapping[str, int] | None = None
+        self,
+        deliveries_max: int,
+        lease_seconds: float,
+        under_way: Mapping[str, int] | None = None,
+        only: Collection[str] | None = None,
+        without: Collection[str] = (),
     ) -> list[Delivery]:
         assert 0 < deliveries_max <= UNDER_WAY_MAX
         self.under_way.append(under_way)
@@ -340,8 +350,11 @@ async def abandon(sender: WebhookSender) -> None:
         await sender.close()
 
 
-async def test_events_are_enrolled_while_slots_are_taken_until_many_are_due() -> None:
+async def test_events_are_enrolled_while_slots_are_taken_until_many_are_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The next may be another owner's; but the deliveries must not become a copy of the whole log."""
+    monkeypatch.setattr("stretto.webhook.slots.SLOW_SECONDS", 3600)
     store, now = FullStore(), 0.0
     sender = WebhookSender(store, SilentEndpoint(), lambda _: None, clock_seconds=lambda: now)
     store.due_count = DUE_MAX - 2
@@ -425,6 +438,8 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
             deliveries_max: int,
             lease_seconds: float,
             under_way: Mapping[str, int] | None = None,
+            only: Collection[str] | None = None,
+            without: Collection[str] = (),
         ) -> list[Delivery]:
             if taken.is_set():
                 return await super().take(deliveries_max, lease_seconds, under_way)
