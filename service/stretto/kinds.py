@@ -44,3 +44,13 @@ def public_name_of(error: Exception) -> str:
 def name_of(error: BaseException) -> str:
     """Return the name of an error's class, as it was written: a host's metaclass may refuse to say it."""
     return str(_NAME.__get__(type(error)))
+
+
+class Failure:
+    """What metrics and the log say of an error."""
+
+    __slots__ = ()
+    error: Exception
+
+    kind = property(lambda self: public_name_of(self.error))
+    cause = property(lambda self: str(self.error))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from stretto.kinds import public_name_of
+from stretto.kinds import Failure
 from stretto.store_errors import HookError
 
 if TYPE_CHECKING:
@@ -25,16 +25,6 @@ class Observation:
     """What a part reports."""
 
     __slots__ = ()
-
-
-class _Failure(Observation):
-    """What metrics and the log say of an error."""
-
-    __slots__ = ()
-    error: Exception
-
-    kind = property(lambda self: public_name_of(self.error))
-    cause = property(lambda self: str(self.error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +44,7 @@ class BatchWritten(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteFailed(_Failure):
+class WriteFailed(Failure, Observation):
     """A statement for so many writes failed; `request_ids` are of some of their requests."""
 
     error: StoreError
@@ -84,7 +74,7 @@ class FirstSentAhead(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerPaused(_Failure):
+class OwnerPaused(Failure, Observation):
     """Failures of an owner's writes cost others too much: it is paused for so many seconds."""
 
     error: StoreError
@@ -280,7 +270,7 @@ class RowsSwept(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class UpkeepFailed(_Failure):
+class UpkeepFailed(Failure, Observation):
     """Bus or database did not answer an actor, which tries again."""
 
     actor: str

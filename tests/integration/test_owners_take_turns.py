@@ -362,12 +362,14 @@ async def test_while_requests_of_many_owners_hang_others_events_are_sent(
             await commit_event(connection, (owner,))
             await commit_event(connection, (owner,))
     await commit_event(connection, ("good",))
-    while "good" not in endpoint.owners:
+    for _ in range(5):
         for _ in range(4):
             await sender.run_once()
             await asyncio.sleep(0)
+        if "good" in endpoint.owners:
+            break
         now += SLOW_SECONDS
-    assert now <= 5 * SLOW_SECONDS
+    assert "good" in endpoint.owners
     await sender.run_once()
     assert 2 * len(hanging) == await connection.fetchval(
         "SELECT count(*) FROM outbox_delivery WHERE tries = 0 AND dead_reason IS NULL"

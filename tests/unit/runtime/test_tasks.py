@@ -22,6 +22,12 @@ OWNED = {
     ("embedded/watch.py", "create_task"): "the watch of a server; its own end",
     ("postgres/race.py", "create_task"): "a try of one host; the search's end",
     ("postgres/race.py", "TaskGroup"): "the tries of a search",
+    ("postgres/comparing.py", "create_task"): "a try of one host; the comparison's end",
+    ("postgres/comparing.py", "TaskGroup"): "the tries of a comparison",
+    (
+        "postgres/driver_connection.py",
+        "create_task",
+    ): "a question to a server; its connection's end",
     (
         "assembly/host_bus_calls.py",
         "create_task",
