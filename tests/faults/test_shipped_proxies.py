@@ -26,7 +26,7 @@ from support.api_client import TEAM, Api, api_for, connected_api, token_of
 from support.chromium import chromium
 from support.live_service import live_service
 from support.ports import free_port
-from support.proxies import nginx_lines, running_sample
+from support.proxies import listens, nginx_lines, running_sample
 from support.service_process import apis
 from support.topology import Member
 from support.waiting import until
@@ -513,6 +513,7 @@ async def test_a_shipped_haproxy_counts_a_network_as_one(
         behind("haproxy", tmp_path, url, url, paces=paces) as (api, tls),
     ):
         place = URL(api.url).with_port(port) if is_of_both_kinds else URL(api.url)
+        await until(lambda: listens(str(place.host), int(place.port or 0)))
 
         async def connects_from(address: str) -> bool:
             try:
@@ -557,6 +558,7 @@ async def test_a_shipped_haproxy_counts_each_address_of_nat64(
         Instance().running() as url,
         behind("haproxy", tmp_path, url, url, paces=paces),
     ):
+        await until(lambda: listens("127.0.0.1", port))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         second_reader, second_writer = await asyncio.open_connection("127.0.0.1", port)
 

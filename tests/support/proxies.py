@@ -51,7 +51,7 @@ async def running_haproxy(configuration: str) -> AsyncIterator[str]:
         # A listener that it inherited would not get `tcp-ut`.
         file.write_text(configuration.replace("{listen}", f"{host}:{port}"))
         async with _running([HAPROXY, "-db", "-f", str(file)]) as process:
-            await until(lambda: process.returncode is not None or _listens(host, port))
+            await until(lambda: process.returncode is not None or listens(host, port))
             assert process.returncode is None, "haproxy has not started"
             yield _url(reserved)
 
@@ -201,7 +201,8 @@ def _reserved() -> socket.socket:
     return reserved
 
 
-def _listens(host: str, port: int) -> bool:
+def listens(host: str, port: int) -> bool:
+    """Whether something listens there: haproxy opens its ports one after the other."""
     with socket.socket() as client:
         return client.connect_ex((host, port)) == 0
 
