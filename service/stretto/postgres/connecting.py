@@ -231,6 +231,7 @@ class Connector:
         except TargetServerAttributeNotMatched as error:
             failure = Unreachable(READ_ONLY)
             failure.__cause__ = error
+            self._opened.note_failure(host, failure)
             return failure
         except (*DRIVER_ERRORS, *URL_ERRORS, Unreachable) as error:
             self._opened.note_failure(host, error)

@@ -66,7 +66,7 @@ class OpenConnections:
         self._clock_seconds = clock_seconds
         self._primaries: WeakKeyDictionary[DriverConnection, Primary] = WeakKeyDictionary()
         self._leads_to: dict[Host, Primary] = {}
-        """Where each host has led last."""
+        """Where each host has led last, also with a connection that was refused here."""
         self._lived_at: dict[Primary, float] = {}
         """When each primary has last opened a connection, refused one, or answered one that was lost."""
         self._refused_since = self._refused_at = float("-inf")
@@ -82,20 +82,26 @@ class OpenConnections:
         it counts as gone where it has shown no life for `REFUSED_SECONDS`. A server that has frozen
         keeps its connections: they are asked.
         """
+        self._leads_to[host] = primary
         known = tuple(self._primaries.items())
         newer = [other for other, each in known if each.replaces(primary)]
         signs = [at for each, at in self._lived_at.items() if each.replaces(primary)]
         self._require_gone(newer, [*signs, *(other.answered_at for other in newer)])
         for other in (*newer, *(other for other, each in known if primary.replaces(each))):
             terminate(other)
-        self._primaries[connection] = self._leads_to[host] = primary
+        self._primaries[connection] = primary
         self._lived_at[primary] = self._clock_seconds()
         # It is given a pool's handle of the connection.
         connection.add_termination_listener(lambda _: self._note_losses())
 
     def note_failure(self, host: Host, error: Exception) -> None:
-        """Note why a host gives no connection: a server that lives may refuse it."""
-        if host in self._leads_to and is_refusal(error):
+        """Note why a host gives no connection: a server that lives may refuse it.
+
+        After any other failure it may be another server, whose refusals say nothing of the one before.
+        """
+        if not is_refusal(error):
+            self._leads_to.pop(host, None)
+        elif host in self._leads_to:
             self._lived_at[self._leads_to[host]] = self._clock_seconds()
 
     def _require_gone(self, newer: list[DriverConnection], lived_at: list[float]) -> None:

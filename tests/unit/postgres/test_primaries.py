@@ -185,6 +185,35 @@ def test_a_newer_primary_lives_while_it_refuses_connections_itself(
     assert (12 if is_living else REFUSED_SECONDS) == refused
 
 
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), STANDBY], ids=str)
+def test_what_comes_after_a_newer_primary_that_was_stopped_does_not_speak_for_it(
+    error: Exception,
+) -> None:
+    """At its host another server is full: its own standby by now, or one of another system."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    add(connections, NEW).terminate()
+    connections.note_failure(NEW_HOST, error)
+    refused = 0
+    for _ in range(12):
+        connections.note_failure(NEW_HOST, server_error("53300"))
+        refused += refusals(connections, clock, 1)
+    assert refused == REFUSED_SECONDS
+
+
+def test_an_address_that_leads_to_the_older_primary_again_does_not_speak_for_the_newer() -> None:
+    """It is full now and then: that is the older one, to which the address has led meanwhile."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    connections.add(cast("DriverConnection", new := Opened()), NEW, OLD_HOST)
+    new.terminate()
+    refused = 0
+    for _ in range(12):
+        refused += refusals(connections, clock, 1)
+        connections.note_failure(OLD_HOST, server_error("53300"))
+    assert refused == REFUSED_SECONDS
+
+
 def test_an_older_primary_that_refuses_connections_keeps_none_out() -> None:
     """Its refusals say nothing of the newer one."""
     connections = OpenConnections()
