@@ -14,14 +14,15 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from stretto.assembly.host_bus_again import RefusedAgain
-from stretto.assembly.host_bus_blame import OWNERS_MAX, BlamedOwners, owner_of
+from stretto.assembly.host_bus_blame import BlamedOwners, owner_of
 from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer, reason_of
 from stretto.assembly.host_bus_patience import Patience
 from stretto.assembly.host_bus_trial import Trial, by_owner
+from stretto.domain import EVENT_TYPE
 from stretto.targets.bus import BusUnavailable, DoubtedBus, nothing_behind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -29,8 +30,14 @@ if TYPE_CHECKING:
     from stretto.targets.bus import Behind, EventBus
     from stretto.targets.delivery import Delivery, PutOff
 
-# Events of other owners that show whether the bus takes any: each is published once more later.
+# Events of other owners that show whether the bus takes any: each is published once more later. Four times
+# as many each time that shows nothing, so that hundreds for whom it fails hide nobody behind them.
 PROBES_MAX: Final = 16
+PROBES_GROWTHS_MAX: Final = 2
+SUSPECTS_MAX: Final = 20_000
+# Owners for whom the bus has answered, the newest ones: where it does few things at once, they come first.
+GOOD_OWNERS_MAX: Final = 4096
+NO_TURN: Final = "publish had no turn beside calls that hang"
 
 
 class HostsBus(DoubtedBus):
@@ -53,7 +60,13 @@ class HostsBus(DoubtedBus):
             self._calls, self._blamed, self._patience, self._to_itself, clock_seconds
         )
         self._suspects: set[str] = set()
-        """Owners for whom the bus has hung while it answered for no other: others come before them."""
+        """Owners for whom it has hung or raised while it answered for none: others come before them."""
+        self._asked: set[str] = set()
+        """Owners who were asked for since it has answered for any."""
+        self._fruitless = 0
+        """How often in a row it has answered for none."""
+        self._good: dict[str, None] = {}
+        """Owners for whom it has answered, the newest last."""
         self.was_slow = False
         """Whether the last events took too long together: the next ones should be fewer."""
 
@@ -78,26 +91,34 @@ class HostsBus(DoubtedBus):
         self.was_slow = False
         reasons = self._blamed.reasons(events)
         left = [event for event in events if event.event_id not in reasons]
-        firsts = left
-        if self._suspects:
-            firsts = [event for event in left if owner_of(event) not in self._suspects]
         is_away = is_there = False
         is_busy = self._again.is_busy
-        if len(firsts) > 1:
+        for part in self._by_suspicion(left):
             try:
-                reasons |= await self._publish_together(firsts, is_busy=is_busy)
+                reasons |= await self._publish_together(part, is_busy=is_busy)
             except BusUnavailable:
                 is_away = True
+                break
             except NoAnswer:
                 self.was_slow = not is_busy
-            except Exception:  # noqa: BLE001, S110 each owner's show what it is
-                pass
-            else:
-                is_there = True
-                left = [event for event in left if owner_of(event) in self._suspects]
+                break
+            except Exception:  # noqa: BLE001 each owner's show what it is
+                break
+            is_there = True
+            published = {event.event_id for event in part}
+            left = [event for event in left if event.event_id not in published]
         if left:
             reasons |= await self._find_out(left, behind, is_away=is_away, is_there=is_there)
         return reasons
+
+    def _by_suspicion(self, events: Sequence[CommittedEvent]) -> Sequence[Sequence[CommittedEvent]]:
+        """Return the events of others, and those of suspects, as far as there are any."""
+        if not self._suspects:
+            return [events] if events else []
+        parts: tuple[list[CommittedEvent], list[CommittedEvent]] = ([], [])
+        for event in events:
+            parts[owner_of(event) in self._suspects].append(event)
+        return [part for part in parts if part]
 
     async def _publish_together(
         self, events: Sequence[CommittedEvent], *, is_busy: bool
@@ -107,7 +128,21 @@ class HostsBus(DoubtedBus):
             self._patience.together_seconds, events, self._calls.begin()
         )
         self._patience.note_answer(self._clock_seconds() - began_at, is_busy=is_busy)
+        # Documents are read where there are suspects alone.
+        owners = {event.recipients[0] for event in events if event.event_type == EVENT_TYPE}
+        self._note_good(owners)
+        if self._suspects:
+            self._suspects.difference_update(map(owner_of, events))
         return reasons
+
+    def _note_good(self, owners: Iterable[str]) -> None:
+        self._fruitless = 0
+        self._asked.clear()
+        for owner in owners:
+            self._good.pop(owner, None)
+            self._good[owner] = None
+        while len(self._good) > GOOD_OWNERS_MAX:
+            del self._good[next(iter(self._good))]
 
     async def _find_out(
         self, events: Sequence[CommittedEvent], behind: Behind, *, is_away: bool, is_there: bool
@@ -119,8 +154,12 @@ class HostsBus(DoubtedBus):
             owners = by_owner(events)
             first = [owner for owner in owners if owner not in self._suspects] or [*owners]
             # If the bus is away, it is not asked for every owner.
-            first = first[:PROBES_MAX] if is_away else first
-            await trial.run(event for owner in first for event in owners[owner])
+            first = first[: self._probes_max] if is_away else first
+            good = [owner for owner in first if owner in self._good]
+            await trial.run(event for owner in good for event in owners[owner])
+            if trial.is_there or not good:
+                rest = (owner for owner in first if owner not in self._good)
+                await trial.run(event for owner in rest for event in owners[owner])
             if not trial.is_there:
                 await trial.run([event async for event in self._others({*owners}, behind)])
             if not trial.is_there:
@@ -131,29 +170,40 @@ class HostsBus(DoubtedBus):
             again = [event for event in events if event.event_id not in trial.answered]
             await trial.run(event for event in again if owner_of(event) not in trial.hung)
             self._suspects.difference_update(owners)
+            self._note_good(owner_of(each) for each in events if each.event_id in trial.answered)
             reasons = self._refused(trial, events)
             self._patience.note_answer(trial.shortest_seconds if trial.answered else 0.0)
             return reasons
 
     def _suspect(self, trial: Trial) -> None:
-        """Take down for whom the bus has hung; or it is slow, and gets twice the time for one next."""
+        """Take down who was asked for; or the bus is slow, and gets twice the time for one next."""
         self._patience.note_silence(has_raised=bool(trial.errors))
-        if len(self._suspects) > OWNERS_MAX:
+        self._fruitless = min(self._fruitless + 1, PROBES_GROWTHS_MAX)
+        if len(self._asked) > SUSPECTS_MAX:
             self._suspects.clear()
-        self._suspects.update(trial.hung)
+            self._asked.clear()
+        self._suspects.update(trial.hung, trial.raised)
+        self._asked.update(trial.asked)
+
+    @property
+    def _probes_max(self) -> int:
+        return PROBES_MAX << 2 * self._fruitless
 
     async def _others(self, owners: set[str], behind: Behind) -> AsyncIterator[CommittedEvent]:
         """Yield the first event of each other owner; add these owners."""
         count = 0
         async for event in behind():
             owner = owner_of(event)
-            if owner in owners or owner in self._blamed:
+            if owner in owners or owner in self._blamed or owner in self._asked:
                 continue
             owners.add(owner)
             yield event
             count += 1
-            if count == PROBES_MAX:
+            if count == self._probes_max:
                 return
+        if not count:
+            # All were asked for: the bus may be there for them by now.
+            self._asked.clear()
 
     def _refused(self, trial: Trial, events: Collection[CommittedEvent]) -> dict[UUID, str]:
         """Return the reasons of what was refused or has failed; blame the owners of what has failed."""
@@ -161,6 +211,9 @@ class HostsBus(DoubtedBus):
         for event in events:
             if event.event_id in trial.answered:
                 reason = trial.answered[event.event_id]
+            elif event.event_id not in trial.errors and owner_of(event) not in trial.hung:
+                # Nothing says that it is the owner's: it is published beside the log.
+                reason = NO_TURN
             else:
                 seconds = trial.hung.get(owner_of(event), self._patience.seconds)
                 error = trial.errors.get(event.event_id, NoAnswer(seconds))

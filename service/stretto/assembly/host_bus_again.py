@@ -72,6 +72,8 @@ class RefusedAgain:
         waiting: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
             waiting.setdefault(owner_of(delivery.event), []).append(delivery)
+        # Who may have waited for others alone comes before those who have kept the bus busy.
+        owners = sorted(waiting, key=lambda owner: self._slow_in_row.get(owner, 0))
         if len(self._slow_in_row) > OWNERS_MAX:
             self._slow_in_row.clear()
         began_at = self._clock_seconds()
@@ -82,13 +84,18 @@ class RefusedAgain:
             async with places:
                 await self._publish_beside(owner, waiting[owner], outcome)
 
-        await self._calls.run({owner: publish(owner) for owner in waiting})
-        for owner, left in waiting.items():
-            if left:
+        await self._calls.run({owner: publish(owner) for owner in owners})
+        has_hung = False
+        for owner in owners:
+            left = waiting[owner]
+            # One that hangs with the bus to itself suffices: others may wait behind this group.
+            if left and not has_hung:
+                slow = self._slow_in_row.get(owner, 0)
                 async with self._to_itself:
                     await self._publish_first(owner, left, outcome, is_alone=True)
-                # The log has its turn before the next one.
-                outcome.put_offs += [PutOff(each.event.event_id) for each in left]
+                has_hung = self._slow_in_row.get(owner, 0) > slow
+            # The log has its turn before the next one.
+            outcome.put_offs += [PutOff(each.event.event_id) for each in left]
         for delivery, error in outcome.failed:
             is_try = self._patience.answered_at >= began_at - PAUSE.longest(delivery.tries)
             each = put_off(delivery, reason_of(error), is_try=is_try)

@@ -34,10 +34,14 @@ class Trial:
         self._patience = patience
         self.is_there = is_there
         """Whether the bus has answered for an event."""
+        self.asked: set[str] = set()
+        """Owners for whom it was asked."""
         self.answered: dict[UUID, str | None] = {}
         """The events for which it has; with a reason it has refused them."""
         self.errors: dict[UUID, Exception] = {}
         """What it has raised for an event; those behind it in their group were not tried."""
+        self.raised: set[str] = set()
+        """Owners for whom it has raised."""
         self.hung: dict[str, float] = {}
         """Owners for whom it has hung, and for how many seconds."""
         self.shortest_seconds = float("inf")
@@ -58,6 +62,7 @@ class Trial:
         While the bus answers for more and more of them, they have as long again.
         """
         waiting = by_owner(events)
+        self.asked.update(waiting)
         owners = [*waiting]
         is_first = has_news = True
         is_stuck = False
@@ -128,6 +133,7 @@ class Trial:
                     await self._call([event])
                 except Exception as error:  # noqa: BLE001 the event's or the bus's: who tries decides
                     failed[group] = error
+                    self.raised.add(owner_of(event))
                     if is_away and not self.is_there:
                         self.errors |= {each.event_id: error for each in events}
                         return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stretto.assembly.host_bus import PROBES_MAX, HostsBus
+from stretto.assembly.host_bus import NO_TURN, PROBES_MAX, HostsBus
 from stretto.assembly.host_bus_again import AGAIN_OWNERS_MAX, BEHIND_PAUSE
 from stretto.assembly.host_bus_patience import PATIENCE_SHARE
 from stretto.observations import ActorCrashed
@@ -174,7 +175,7 @@ async def test_owners_for_whom_the_bus_has_hung_come_behind_others() -> None:
         await doubted.publish([ONE])
     bus.calls.clear()
     assert [ONE.event_id] == [*await doubted.publish([ONE, TWO, THREE])]
-    assert [[2, 3], [1]] == bus.calls
+    assert [[2, 3], [1], [1]] == bus.calls
     # It was the bus: it is tried once more, and no owner is to blame.
     bus = FailsFor(None, ONE)
     doubted = hosts(bus)
@@ -191,7 +192,7 @@ async def test_the_log_is_read_for_one_event_of_each_of_so_many_owners() -> None
     bus = FailsFor(LookupError, ONE, *others)
     with pytest.raises(LookupError):
         await hosts(bus).publish([ONE], Behind(*others))
-    assert [[1], *([2 * n] for n in range(1, 1 + PROBES_MAX))] == bus.calls
+    assert [[1], [1], *([2 * n] for n in range(1, 1 + PROBES_MAX))] == bus.calls
 
 
 async def test_a_bus_that_says_it_is_away_is_not_asked_for_each_event() -> None:
@@ -266,7 +267,7 @@ async def test_new_events_of_an_owner_to_blame_follow_without_a_try() -> None:
     bus.events = [TWO]
     with pytest.raises(BusUnavailable):
         await doubted.publish([TWO], Behind(event_of("alice", 5)))
-    assert [[2]] == bus.calls
+    assert [[2], [2]] == bus.calls
 
 
 async def test_an_owner_is_to_blame_until_the_event_goes_through() -> None:
@@ -458,10 +459,11 @@ async def test_a_refused_event_that_is_mended_goes_through_beside_one_that_hangs
     """Of a bus that does one thing at a time: else it would fail for ever, and be a dead letter."""
     bus = DoesFew(1, ONE)
     doubted = hosts(bus)
-    put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
-    assert [ONE.event_id] == [each.event_id for each in put_offs]
-    # Beside each other, and then alone.
-    assert [[1], [1], [2]] == bus.calls
+    for expected in ({ONE.event_id, TWO.event_id}, {ONE.event_id}):
+        put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
+        assert expected == {each.event_id for each in put_offs}
+    # Beside the other one, and alone; then behind one that may have waited for it.
+    assert [[1], [1], [2], [1], [1]] == bus.calls
 
 
 async def test_a_refused_event_that_is_cut_short_has_not_failed() -> None:
@@ -491,8 +493,11 @@ async def test_what_a_bus_refuses_slowly_beside_others_is_tried_alone() -> None:
                 raise LookupError from None
 
     bus = GivesUp(1, ONE)
-    put_offs = await hosts(bus).publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
-    assert [ONE.event_id] == [each.event_id for each in put_offs]
+    doubted = hosts(bus)
+    for expected in ({ONE.event_id, TWO.event_id}, {ONE.event_id}):
+        put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
+        assert expected == {each.event_id for each in put_offs}
+    assert [TWO] == bus.published
 
 
 async def test_a_refused_event_begins_after_the_log_has_had_its_turn() -> None:
@@ -529,3 +534,57 @@ async def test_parts_stay_as_large_where_a_bus_fails_for_an_owner() -> None:
     bus.events = [ONE]
     await doubted.publish([ONE, TWO])
     assert not doubted.was_slow
+
+
+async def test_hundreds_of_owners_for_whom_the_bus_raises_hide_nobody_behind_them() -> None:
+    """Each time others are asked for, and more of them."""
+    evil = [event_of(f"evil {n}", n) for n in range(1, 341)]
+    bus = FailsFor(BusUnavailable, *evil)
+    doubted = hosts(bus)
+    for turn in range(4):
+        try:
+            reasons = await doubted.publish(evil[:40], Behind(*evil[40:], event_of("bob", 999)))
+        except BusUnavailable:
+            assert turn < 3
+        else:
+            break
+    assert {event.event_id for event in evil[:40]} == {*reasons}
+
+
+def of_owner(owner: str, number: int) -> CommittedEvent:
+    """Return the event of a creation, whose recipients begin with the owner."""
+    return replace(event_of(owner, number), recipients=(owner,))
+
+
+async def test_owners_for_whom_the_bus_has_answered_come_before_others() -> None:
+    """They have had theirs before it is known for whom it hangs."""
+    evil = [event_of(f"evil {n}", n) for n in range(1, 4)]
+    bus = DoesFew(1, *evil)
+    doubted = hosts(bus)
+    await doubted.publish([of_owner("alice", 11), of_owner("bob", 12)])
+    bus.calls.clear()
+    await doubted.publish([*evil, of_owner("alice", 13), of_owner("bob", 14)])
+    assert [[1, 2, 3, 13, 14], [13], [14], [1]] == bus.calls[:4]
+
+
+async def test_who_had_no_turn_beside_calls_that_hang_is_not_to_blame() -> None:
+    """Its event is published beside the log, and its next one in the log's turn."""
+    evil = [event_of(f"evil {n}", n) for n in range(1, 17)]
+    bus = DoesFew(1, *evil)
+    doubted = HostsBus(bus, lambda _: None, LEASE_SECONDS / 4)
+    await doubted.publish([of_owner("alice", 21), of_owner("bob", 22)])
+    good = event_of("good", 23)
+    reasons = await doubted.publish([*evil, of_owner("alice", 24), good])
+    assert NO_TURN == reasons[good.event_id]
+    assert {} == await doubted.publish([event_of("good", 25)])
+
+
+async def test_a_single_event_of_the_log_cuts_no_refused_one_short() -> None:
+    """With one event at a time, each would be tried alone, while the log waits."""
+    bus = FailsFor(None, ONE)
+    doubted = hosts(bus)
+    again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
+    await until(lambda: bus.under_way)
+    assert {} == await doubted.publish([TWO])
+    assert [True] == [each.is_try for each in await again]
+    assert [[1], [2]] == bus.calls
