@@ -208,6 +208,8 @@ class HostsBus(DoubtedBus):
     def _refused(self, trial: Trial, events: Collection[CommittedEvent]) -> dict[UUID, str]:
         """Return the reasons of what was refused or has failed; blame the owners of what has failed."""
         reasons: dict[UUID, str] = {}
+        for owner in trial.hung:
+            self._again.note_slow(owner)
         for event in events:
             if event.event_id in trial.answered:
                 reason = trial.answered[event.event_id]

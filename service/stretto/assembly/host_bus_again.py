@@ -64,6 +64,10 @@ class RefusedAgain:
         """Whether a call is under way."""
         return self._under_way > 0
 
+    def note_slow(self, owner: str) -> None:
+        """Note that the bus has hung for an owner's events in the log."""
+        self._slow_in_row.setdefault(owner, 1)
+
     async def publish(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
         """Publish them; return those to put off. A failure counts as a try if the bus has answered since the last.
 

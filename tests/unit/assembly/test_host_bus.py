@@ -576,6 +576,11 @@ async def test_who_had_no_turn_beside_calls_that_hang_is_not_to_blame() -> None:
     good = event_of("good", 23)
     reasons = await doubted.publish([*evil, of_owner("alice", 24), good])
     assert NO_TURN == reasons[good.event_id]
+    hung = next(each for each in evil if reasons[each.event_id] != NO_TURN)
+    bus.calls.clear()
+    put_offs = await doubted.publish_again([Delivery(hung, 1), Delivery(good, 1)])
+    assert [good.event_id.int] == bus.calls[0]
+    assert [hung.event_id] == [each.event_id for each in put_offs]
     assert {} == await doubted.publish([event_of("good", 25)])
 
 
