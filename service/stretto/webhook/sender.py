@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from stretto.telemetry.tracing import Tracing
     from stretto.webhook.rules import Answer, Endpoint, Verdict, WebhookStore
 
-# After so many connections in a row that could not be opened, a sender tries one event at a time, and
-# no sooner than `POLL_SECONDS` after the last, until the endpoint answers: another process may reach it.
+# After so many connections in a row that could not be opened, a sender begins one try at a time, and no
+# sooner than `POLL_SECONDS` after the last, until the endpoint answers: another process may reach it.
 UNREACHED_MAX: Final = 8
 # Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a
 # thousand recipients.
@@ -164,8 +164,8 @@ class WebhookSender(Actor):
         self._looks_on = False
         if self._unreached >= UNREACHED_MAX:
             is_early = self._clock_seconds() < self._tried_at + POLL_SECONDS
-            room = int(not self._under_way and not is_early)
-            # For any owner: those whose connections took 5 s count as slow.
+            # Beside requests that hang. For any owner: those whose connections took 5 s count as slow.
+            room = int(self._slots.free > 0 and not is_early)
             return await self._begin(room, is_slow=False, is_single=True)
         begun = await self._begin(self._slots.free, is_slow=False)
         return begun + await self._begin(self._slots.slow_free, is_slow=True)
@@ -181,6 +181,8 @@ class WebhookSender(Actor):
         if only is not None:
             slots.end_slow_turn(only, {each.owner_id for each in taken})
         self._looks_on |= self._store.has_marked and not taken
+        if is_single and taken:
+            self._tried_at = self._clock_seconds()
         for delivery in taken:
             request = Request(delivery, self._clock_seconds(), is_slow=is_slow)
             task = asyncio.create_task(self._send(request), name="stretto webhook")
@@ -241,9 +243,7 @@ class WebhookSender(Actor):
         pauses = [verdict.seconds for _, _, verdict in done if isinstance(verdict, Throttled)]
         if pauses:
             await self._store.pause(max(pauses))
-        sent = [
-            delivery.event.event_id for _, delivery, verdict in done if isinstance(verdict, Sent)
-        ]
+        sent = [each.event.event_id for _, each, verdict in done if isinstance(verdict, Sent)]
         others = [put_off(each, why) for _, each, why in done if not isinstance(why, Sent)]
         dead = await self._store.settle(sent, others)
         for task, _, verdict in done:
@@ -253,7 +253,7 @@ class WebhookSender(Actor):
                 self._unreached = 0
             if isinstance(verdict, Unreached):
                 self._unreached += 1
-                # Not when it began: it took as long as another process needs to find the event due.
+                # Also now: another process needs that long to find the event due.
                 self._tried_at = self._clock_seconds()
             self._observe(WebhookTried(type(verdict).__name__.lower()))
         self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))

@@ -2,7 +2,9 @@
 
 An endpoint may be slow for the events of many owners, or hang. So a slow request leaves its slot to
 others and takes one of the slow slots. Its owner's next events wait for slow slots alone, until
-the endpoint answers one of them quickly. Nothing here sends anything or asks the database.
+the endpoint answers one of them in time. What is slow depends on how long answers usually take:
+of an endpoint that takes 5 s for everybody's events, none is slow. Nothing here sends anything or
+asks the database.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from stretto.webhook.rules import Answered, Cut, Unanswered, judge
@@ -26,20 +29,22 @@ if TYPE_CHECKING:
 UNDER_WAY_MAX: Final = 48
 # With fewer free than one owner leaves alone, slots are scarce.
 FREE_MIN: Final = UNDER_WAY_MAX // 3
-# A request that takes longer is slow: a receiver that stores an event and answers needs far less.
+# A request that takes longer is slow: a receiver that stores an event and answers needs far less. Where
+# answers usually take long, a request is slow only after so many times as long as they do.
 SLOW_SECONDS: Final = 2.0
+SLOW_TIMES: Final = 3.0
 # Slow requests under way, as many again: where all are slow, no fewer are sent than where none is.
 SLOW_MAX: Final = 48
-# Where slots are scarce, a request is slow once it has taken so many times as long as quick answers
-# do, and this at least: of 48 slots a thousand owners whose requests hang have each had one after 6 s.
-QUICK_TIMES: Final = 10
-PATIENCE_SECONDS_MIN: Final = 0.25
-# How many of the newest answers tell how long a quick one takes.
-QUICK_ANSWERS: Final = 16
-# After so many slow answers in a row, and none that was quick for so long, the endpoint is slow for all:
-# to cut requests short would only make it do their work twice.
-SLOW_ANSWERS_MAX: Final = 16
-SLOW_FOR_ALL_SECONDS: Final = 60.0
+# Where slots are scarce, a request is slow sooner: after 10 times as long as answers usually take, this at
+# least and `SLOW_SECONDS` at most, but no sooner than after 1.5 times as long. So of 48 slots a thousand
+# owners whose requests hang have each had one after 6 s, and most answers come in time.
+SCARCE_SECONDS_MIN: Final = 0.25
+SCARCE_TIMES: Final = 10.0
+SCARCE_TIMES_MIN: Final = 1.5
+# The newest answers of so many owners tell how long one usually takes; those of fewer tell nothing: an
+# owner has one voice, however many answers it gets.
+USUAL_OWNERS_MAX: Final = 16
+USUAL_OWNERS_MIN: Final = 4
 # Owners known to be slow. A turn of all others names them, which costs a millisecond. Who is beyond them has
 # to be found slow again.
 SLOW_OWNERS_MAX: Final = 1000
@@ -89,19 +94,8 @@ class Slots:
         self._clock_seconds = clock_seconds
         self._slow_owners: dict[str, None] = {}
         """The one that has waited longest for a slow slot comes first."""
-        self._quick_seconds: float | None = None
-        """How long a quick answer takes: a moving mean; None before the first one."""
-        self._quick_at = float("-inf")
-        self._slow_answers = 0
-        """How many of the newest answers in a row were slow."""
-
-    @property
-    def is_slow_for_all(self) -> bool:
-        """Whether the endpoint is slow for all events: then none has a slow slot, or is cut short."""
-        return (
-            self._slow_answers >= SLOW_ANSWERS_MAX
-            and self._clock_seconds() >= self._quick_at + SLOW_FOR_ALL_SECONDS
-        )
+        self._answer_seconds: dict[str, float] = {}
+        """How long the newest answer of each owner took; the owner that was answered last is the last."""
 
     @property
     def free(self) -> int:
@@ -116,13 +110,11 @@ class Slots:
     @property
     def slow_owners(self) -> Sequence[str]:
         """The owners that are known to be slow, the one that has waited longest first."""
-        return () if self.is_slow_for_all else tuple(self._slow_owners)
+        return tuple(self._slow_owners)
 
     def under_way(self, *, is_slow: bool) -> Counter[str]:
         """Return the requests of each owner that have slow slots, or that have not."""
         requests = self.requests.values()
-        if self.is_slow_for_all:
-            return Counter(each.owner_id for each in requests if not is_slow)
         return Counter(each.owner_id for each in requests if each.is_slow == is_slow)
 
     @property
@@ -138,10 +130,8 @@ class Slots:
 
     def relieve(self) -> None:
         """Give slow requests slow slots. If there are no more, and slots are scarce, cut them short."""
-        if self.is_slow_for_all:
-            return
         is_scarce = self.free < FREE_MIN
-        begun_before = self._clock_seconds() - (self._patience if is_scarce else SLOW_SECONDS)
+        begun_before = self._clock_seconds() - self._slow_after_seconds(is_scarce=is_scarce)
         slow_free = SLOW_MAX - self.under_way(is_slow=True).total()
         for task, request in self.requests.items():
             if request.is_slow or request.is_cut or task.done() or request.began_at > begun_before:
@@ -153,11 +143,15 @@ class Slots:
                 continue
             self._note_slow(request.owner_id)
 
-    @property
-    def _patience(self) -> float:
-        if self._quick_seconds is None:
+    def _slow_after_seconds(self, *, is_scarce: bool) -> float:
+        """Return after how long a request is slow."""
+        if len(self._answer_seconds) < USUAL_OWNERS_MIN:
             return SLOW_SECONDS
-        return min(SLOW_SECONDS, max(PATIENCE_SECONDS_MIN, QUICK_TIMES * self._quick_seconds))
+        usual_seconds = median_low(self._answer_seconds.values())
+        if not is_scarce:
+            return max(SLOW_SECONDS, SLOW_TIMES * usual_seconds)
+        seconds = min(SCARCE_TIMES * usual_seconds, SLOW_SECONDS)
+        return max(SCARCE_SECONDS_MIN, seconds, SCARCE_TIMES_MIN * usual_seconds)
 
     def ended(self) -> list[tuple[asyncio.Task[Answer], Delivery, Verdict]]:
         """Return the requests that have ended, and what their answers mean."""
@@ -170,15 +164,19 @@ class Slots:
     def remove(self, task: asyncio.Task[Answer]) -> None:
         """Forget a request that has ended, but not whether its owner is slow."""
         request, answer = self.requests.pop(task), _answer_of(task)
-        is_slow = request.seconds >= SLOW_SECONDS
+        if isinstance(answer, Answered):
+            self._note_answer(request)
+        is_slow = request.seconds >= self._slow_after_seconds(is_scarce=False)
         if is_slow or isinstance(answer, Cut):
-            self._slow_answers += isinstance(answer, Answered)
             self._note_slow(request.owner_id)
         elif isinstance(answer, Answered):
-            self._slow_answers, self._quick_at = 0, self._clock_seconds()
-            before = request.seconds if self._quick_seconds is None else self._quick_seconds
-            self._quick_seconds = before + (request.seconds - before) / QUICK_ANSWERS
             self._slow_owners.pop(request.owner_id, None)
+
+    def _note_answer(self, request: Request) -> None:
+        self._answer_seconds.pop(request.owner_id, None)
+        self._answer_seconds[request.owner_id] = request.seconds
+        if len(self._answer_seconds) > USUAL_OWNERS_MAX:
+            del self._answer_seconds[next(iter(self._answer_seconds))]
 
     def _note_slow(self, owner_id: str) -> None:
         self._slow_owners.pop(owner_id, None)

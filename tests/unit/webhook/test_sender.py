@@ -329,17 +329,58 @@ async def test_an_endpoint_that_cannot_be_reached_is_tried_with_one_event_at_a_t
     assert 0 == await answer(UNDER_WAY_MAX, refused)
     now += POLL_SECONDS
     assert 1 == await answer(0, refused)
-    # It waits for this one's outcome, and then for its time.
-    now += POLL_SECONDS
+    now += POLL_SECONDS / 2
     assert 1 == await answer(0, refused)
     # Others need time to find the event due, however long its connection took.
     assert 0 == await answer(1, refused)
-    now += POLL_SECONDS
+    now += POLL_SECONDS / 2
+    assert 0 == await answer(0, refused)
+    now += POLL_SECONDS / 2
     assert 1 == await answer(0, refused)
     assert UNDER_WAY_MAX == await answer(1, Answered(204))
     assert {True: 1, False: 2 * UNREACHED_MAX + UNDER_WAY_MAX - 1} == Counter(
         put.is_try for put in store.others
     )
+    await abandon(sender)
+
+
+async def test_an_endpoint_that_could_not_be_reached_is_tried_beside_requests_that_hang() -> None:
+    """Once a second, while a slot is free: what has hung since before may hang for all of its time."""
+    store, endpoint, now = FullStore(), SilentEndpoint(), 0.0
+    sender = WebhookSender(store, endpoint, lambda _: None, clock_seconds=lambda: now)
+
+    async def turn(seconds: float) -> int:
+        """Take a turn so many seconds later; return how many requests are under way."""
+        nonlocal now
+        now += seconds
+        await sender.run_once()
+        await asyncio.sleep(0)
+        return sum(not each.done() for each in endpoint.asked.values())
+
+    with patch("stretto.webhook.slots.SLOW_SECONDS", 3600):
+        await turn(0)
+        for asked in list(endpoint.asked.values())[: UNREACHED_MAX + 1]:
+            asked.set_result(NotConnected("Connection refused"))
+        await asyncio.sleep(0)
+        hanging = UNDER_WAY_MAX - UNREACHED_MAX - 1
+        assert hanging == await turn(0)
+        assert [hanging + 1, hanging + 1, hanging + 2] == [
+            await turn(POLL_SECONDS),
+            await turn(POLL_SECONDS / 2),
+            await turn(POLL_SECONDS / 2),
+        ]
+    await abandon(sender)
+
+
+async def test_no_endpoint_is_tried_again_before_a_slot_is_free() -> None:
+    """Requests under way have a bound also then."""
+    store, endpoint, now = FullStore(), SilentEndpoint(), 0.0
+    sender = WebhookSender(store, endpoint, lambda _: None, clock_seconds=lambda: now)
+    await sender.run_once()
+    sender._unreached = UNREACHED_MAX
+    now += POLL_SECONDS
+    await sender.run_once()
+    assert UNDER_WAY_MAX == len(sender._under_way)
     await abandon(sender)
 
 

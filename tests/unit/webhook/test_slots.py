@@ -22,14 +22,14 @@ from stretto.webhook.rules import (
 )
 from stretto.webhook.sender import POLL_SECONDS, WebhookSender
 from stretto.webhook.slots import (
-    PATIENCE_SECONDS_MIN,
-    SLOW_ANSWERS_MAX,
-    SLOW_FOR_ALL_SECONDS,
+    SCARCE_SECONDS_MIN,
     SLOW_MAX,
     SLOW_OWNERS_MAX,
     SLOW_SECONDS,
     SLOW_TURN_OWNERS,
     UNDER_WAY_MAX,
+    USUAL_OWNERS_MAX,
+    USUAL_OWNERS_MIN,
 )
 
 if TYPE_CHECKING:
@@ -79,6 +79,13 @@ class Stage:
             if self.owners[event_id] in owners and not asked.done():
                 asked.set_result(Answered(204))
         await self.turn()
+
+    async def answer_after(self, seconds: float, *owners: str) -> None:
+        """Let an event of each be due, and accept them so many seconds after they were sent."""
+        self.wait(*owners)
+        await self.turn()
+        self.now += seconds
+        await self.answer(*owners)
 
     def under_way(self) -> Counter[str]:
         """Return the owners whose requests have no answer yet."""
@@ -309,38 +316,89 @@ async def test_where_answers_are_quick_and_slots_scarce_a_request_is_slow_sooner
     stage: Stage,
 ) -> None:
     """Owners whose requests hang are met the sooner."""
-    stage.wait("quick")
-    await stage.turn()
-    await stage.answer("quick")
+    await stage.answer_after(0.0, *names("quick", USUAL_OWNERS_MIN))
     stage.wait(*(hanging := names("hanging", UNDER_WAY_MAX)), "other")
     await stage.turn()
-    await stage.turn(PATIENCE_SECONDS_MIN)
+    await stage.turn(SCARCE_SECONDS_MIN)
     assert Counter([*hanging, "other"]) == stage.under_way()
 
 
 async def test_where_slots_are_left_no_request_is_slow_sooner(stage: Stage) -> None:
     """It may take its time."""
-    stage.wait("quick")
-    await stage.turn()
-    await stage.answer("quick")
+    await stage.answer_after(0.0, *names("quick", USUAL_OWNERS_MIN))
     stage.wait("other")
     await stage.turn()
-    await stage.turn(PATIENCE_SECONDS_MIN)
+    await stage.turn(SCARCE_SECONDS_MIN)
     assert () == stage.sender._slots.slow_owners
 
 
-async def test_where_a_quick_answer_takes_long_no_request_is_slow_before(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("usual_seconds", "slow_after_seconds"), [(0.125, 1.25), (1.0, SLOW_SECONDS), (4.0, 6.0)]
+)
+async def test_where_answers_take_long_no_request_is_slow_before_where_slots_are_scarce(
+    usual_seconds: float, slow_after_seconds: float, stage: Stage
+) -> None:
     """Most would be cut short in vain."""
-    stage.wait("quick")
-    await stage.turn()
-    stage.now += 0.1
-    await stage.answer("quick")
+    for _ in range(2):
+        await stage.answer_after(usual_seconds, *names("usual", USUAL_OWNERS_MIN))
     stage.wait(*names("a", UNDER_WAY_MAX))
     await stage.turn()
-    await stage.turn(0.9)
+    await stage.turn(slow_after_seconds - 0.1)
     assert () == stage.sender._slots.slow_owners
     await stage.turn(0.1)
     assert UNDER_WAY_MAX == len(stage.sender._slots.slow_owners)
+
+
+async def test_the_answers_of_few_owners_do_not_tell_how_long_one_usually_takes(
+    stage: Stage,
+) -> None:
+    """However many there are: they may all be slow, or quick, for these owners alone."""
+    for _ in range(USUAL_OWNERS_MAX):
+        await stage.answer_after(5.0, *names("slow", USUAL_OWNERS_MIN - 1))
+    stage.wait(*(hanging := names("hanging", UNDER_WAY_MAX)), "other")
+    await stage.turn()
+    await stage.turn(SLOW_SECONDS)
+    assert Counter([*hanging, "other"]) == stage.under_way()
+
+
+async def test_an_owner_has_one_voice_however_many_answers_it_gets(stage: Stage) -> None:
+    """Else its slow answers alone would let the requests of others hang for longer."""
+    await stage.answer_after(0.0, *names("quick", USUAL_OWNERS_MIN))
+    for _ in range(USUAL_OWNERS_MAX):
+        await stage.answer_after(5.0, "slow")
+    assert ["slow"] == list(stage.sender._slots.slow_owners)
+    stage.wait("hanging")
+    await stage.turn()
+    await stage.turn(SLOW_SECONDS)
+    assert ["slow", "hanging"] == list(stage.sender._slots.slow_owners)
+
+
+async def test_only_the_newest_answers_tell_how_long_one_usually_takes(stage: Stage) -> None:
+    """An endpoint that was quick for months may have become slow, and the other way round."""
+    await stage.answer_after(0.0, *names("before", 2 * USUAL_OWNERS_MAX))
+    now = names("now", USUAL_OWNERS_MAX)
+    await stage.answer_after(5.0, *now)
+    assert set(now) > set(stage.sender._slots.slow_owners)
+    await stage.answer_after(5.0, *now)
+    assert () == stage.sender._slots.slow_owners
+
+
+async def test_an_endpoint_that_is_slow_for_all_has_all_the_time_that_it_usually_takes(
+    stage: Stage,
+) -> None:
+    """It would only do their work twice. A request that hangs leaves its slot all the same."""
+    before = names("before", USUAL_OWNERS_MIN)
+    await stage.answer_after(5.0, *before)
+    # The first of them were slow for all that was known then.
+    assert before[:-1] == list(stage.sender._slots.slow_owners)
+    await stage.answer_after(5.0, *before)
+    assert () == stage.sender._slots.slow_owners
+    stage.wait(*(hanging := names("hanging", UNDER_WAY_MAX)), "other")
+    await stage.turn()
+    await stage.turn(5.0)
+    assert (Counter(hanging), []) == (stage.under_way(), stage.put_off)
+    await stage.turn(5.0)
+    assert Counter([*hanging, "other"]) == stage.under_way()
 
 
 async def test_an_endpoint_that_cannot_be_reached_is_tried_again_with_any_owners_event(
@@ -363,36 +421,3 @@ async def test_an_endpoint_that_cannot_be_reached_is_tried_again_with_any_owners
     stage.wait("cut0", "cut1")
     await stage.turn(POLL_SECONDS)
     assert Counter({"cut0": 1}) == stage.under_way()
-
-
-async def slow_for_all(stage: Stage) -> None:
-    """Have the endpoint answer slowly until it counts as slow for all."""
-    for number in range(SLOW_ANSWERS_MAX):
-        stage.wait(owner := f"slow{number}")
-        await stage.turn()
-        stage.now += SLOW_SECONDS
-        await stage.answer(owner)
-
-
-async def test_an_endpoint_that_is_slow_for_all_gets_no_more_requests_and_all_of_their_time(
-    stage: Stage,
-) -> None:
-    """It would only do their work twice, or more at once than it can."""
-    stage.wait("quick")
-    await stage.turn()
-    await stage.answer("quick")
-    stage.wait("hanging")
-    await stage.turn()
-    await slow_for_all(stage)
-    assert SLOW_ANSWERS_MAX + 1 == len(stage.sender._slots.slow_owners)
-    stage.now += SLOW_FOR_ALL_SECONDS
-    stage.wait(*names("slow", 2 * UNDER_WAY_MAX))
-    await stage.turn()
-    await stage.turn(2 * SLOW_SECONDS)
-    assert UNDER_WAY_MAX == stage.under_way().total()
-    assert [] == stage.put_off
-    # Until an answer is quick.
-    await stage.answer(*stage.under_way())
-    assert UNDER_WAY_MAX == stage.under_way().total()
-    await stage.answer("slow90")
-    assert not stage.sender._slots.is_slow_for_all
