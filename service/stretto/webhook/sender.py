@@ -40,7 +40,7 @@ from stretto.webhook.rules import (
     judge,
     put_off,
 )
-from stretto.webhook.slots import FREE_MIN, Request, Slots
+from stretto.webhook.slots import FREE_MIN, SLOW_MAX, UNDER_WAY_MAX, Request, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -162,27 +162,27 @@ class WebhookSender(Actor):
     async def _take(self) -> int:
         """Lease what may be sent now, and begin to send it; return how many these are."""
         self._looks_on = False
+        most = UNDER_WAY_MAX + SLOW_MAX
         if self._unreached >= UNREACHED_MAX:
-            is_early = self._clock_seconds() < self._tried_at + POLL_SECONDS
-            # Beside requests that hang. For any owner: those whose connections took 5 s count as slow.
-            room = int(self._slots.free > 0 and not is_early)
-            return await self._begin(room, is_slow=False, is_single=True)
-        begun = await self._begin(self._slots.free, is_slow=False)
-        return begun + await self._begin(self._slots.slow_free, is_slow=True)
+            most = int(self._clock_seconds() >= self._tried_at + POLL_SECONDS)
+        begun = await self._begin(min(most, self._slots.free), is_slow=False)
+        # Also of an endpoint that is away: owners whose connections took 5 s count as slow.
+        begun += await self._begin(min(most - begun, self._slots.slow_free), is_slow=True)
+        if begun:
+            self._tried_at = self._clock_seconds()
+        return begun
 
-    async def _begin(self, room: int, *, is_slow: bool, is_single: bool = False) -> int:
+    async def _begin(self, room: int, *, is_slow: bool) -> int:
         if room <= 0:
             return 0
         slots = self._slots
-        under_way = None if is_single else slots.under_way(is_slow=is_slow)
+        under_way = None if self._unreached >= UNREACHED_MAX else slots.under_way(is_slow=is_slow)
         only = slots.slow_turn if is_slow else None
-        without = () if is_slow or is_single else slots.slow_owners
+        without = () if is_slow else slots.slow_owners
         taken = await self._store.take(room, self._lease_seconds, under_way, only, without)
         if only is not None:
             slots.end_slow_turn(only, {each.owner_id for each in taken})
         self._looks_on |= self._store.has_marked and not taken
-        if is_single and taken:
-            self._tried_at = self._clock_seconds()
         for delivery in taken:
             request = Request(delivery, self._clock_seconds(), is_slow=is_slow)
             task = asyncio.create_task(self._send(request), name="stretto webhook")

@@ -20,7 +20,7 @@ from stretto.webhook.rules import (
     NotConnected,
     Unanswered,
 )
-from stretto.webhook.sender import POLL_SECONDS, WebhookSender
+from stretto.webhook.sender import POLL_SECONDS, UNREACHED_MAX, WebhookSender
 from stretto.webhook.slots import (
     SCARCE_SECONDS_MIN,
     SLOW_MAX,
@@ -423,3 +423,16 @@ async def test_an_endpoint_that_cannot_be_reached_is_tried_again_with_any_owners
     stage.wait("cut0", "cut1")
     await stage.turn(POLL_SECONDS)
     assert Counter({"cut0": 1}) == stage.under_way()
+
+
+async def test_slow_owners_are_the_last_to_try_an_endpoint_that_was_away(stage: Stage) -> None:
+    """A request that hangs does not show that the endpoint is back."""
+    stage.wait("slow")
+    await stage.turn()
+    await stage.turn(SLOW_SECONDS)
+    stage.sender._unreached = UNREACHED_MAX
+    stage.wait("slow", "other")
+    await stage.turn(POLL_SECONDS)
+    assert Counter({"slow": 1, "other": 1}) == stage.under_way()
+    await stage.turn(POLL_SECONDS)
+    assert Counter({"slow": 2, "other": 1}) == stage.under_way()
