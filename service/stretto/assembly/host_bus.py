@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # as many each time that shows nothing, so that hundreds for whom it fails hide nobody behind them.
 PROBES_MAX: Final = 16
 PROBES_GROWTHS_MAX: Final = 2
+# Owners who were asked for in vain. Beyond them all are asked for anew.
 SUSPECTS_MAX: Final = 20_000
 # Owners for whom the bus has answered, the newest ones: where it does few things at once, they come first.
 GOOD_OWNERS_MAX: Final = 4096
@@ -128,9 +129,9 @@ class HostsBus(DoubtedBus):
             self._patience.together_seconds, events, self._calls.begin()
         )
         self._patience.note_answer(self._clock_seconds() - began_at, is_busy=is_busy)
-        # Documents are read where there are suspects alone.
-        owners = {event.recipients[0] for event in events if event.event_type == EVENT_TYPE}
-        self._note_good(owners)
+        # Documents are read where there are suspects alone. The first recipient of a creation is its owner.
+        creations = [event for event in events if event.event_type == EVENT_TYPE]
+        self._note_good(owner for event in creations for owner in event.recipients[:1])
         if self._suspects:
             self._suspects.difference_update(map(owner_of, events))
         return reasons

@@ -593,3 +593,11 @@ async def test_a_single_event_of_the_log_cuts_no_refused_one_short() -> None:
     assert {} == await doubted.publish([TWO])
     assert [True] == [each.is_try for each in await again]
     assert [[1], [2]] == bus.calls
+
+
+async def test_an_event_without_recipients_is_published_as_any_other() -> None:
+    """Such a row may have been written by hand."""
+    bus = FailsFor(None)
+    event = replace(ONE, recipients=())
+    assert {} == await hosts(bus).publish([event, TWO])
+    assert [event, TWO] == bus.published
