@@ -110,7 +110,8 @@ async def test_a_bus_that_raises_what_it_likes_does_not_end_the_relay(
 ) -> None:
     """It is reported as a crash, and the next turn sends the next events."""
     published: list[stretto.CommittedEvent] = []
-    errors, arrived, crashed = [error()], asyncio.Event(), asyncio.Event()
+    # After the first one it is tried once more, as an owner's alone.
+    errors, arrived, crashed = [error(), error()], asyncio.Event(), asyncio.Event()
 
     class Bus:
         async def publish(self, events: Sequence[stretto.CommittedEvent]) -> Mapping[UUID, str]:
