@@ -576,19 +576,19 @@ async def test_owners_for_whom_the_bus_has_answered_come_before_others() -> None
 
 async def test_who_had_no_turn_beside_calls_that_hang_is_not_to_blame() -> None:
     """Its event is published beside the log, and its next one in the log's turn."""
-    evil = [event_of(f"evil {n}", n) for n in range(1, 17)]
+    evil = [event_of(f"evil {n}", n) for n in range(1, 41)]
     bus = DoesFew(1, *evil)
-    doubted = HostsBus(bus, lambda _: None, LEASE_SECONDS / 4)
-    await doubted.publish([of_owner("alice", 21), of_owner("bob", 22)])
-    good = event_of("good", 23)
-    reasons = await doubted.publish([*evil, of_owner("alice", 24), good])
+    doubted = HostsBus(bus, lambda _: None, LEASE_SECONDS / 2)
+    await doubted.publish([of_owner("alice", 51), of_owner("bob", 52)])
+    good = event_of("good", 53)
+    reasons = await doubted.publish([*evil, of_owner("alice", 54), good])
     assert NO_TURN == reasons[good.event_id]
     hung = next(each for each in evil if reasons[each.event_id] != NO_TURN)
     bus.calls.clear()
     put_offs = await doubted.publish_again([Delivery(hung, 1), Delivery(good, 1)])
     assert [good.event_id.int] == bus.calls[0]
     assert [hung.event_id] == [each.event_id for each in put_offs]
-    assert {} == await doubted.publish([event_of("good", 25)])
+    assert {} == await doubted.publish([event_of("good", 55)])
 
 
 async def test_a_single_event_of_the_log_cuts_no_refused_one_short() -> None:
