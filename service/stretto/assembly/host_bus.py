@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stretto.targets.delivery import Delivery, PutOff
 
 # Events of other owners that show whether the bus takes any: each is published once more later. Four times
-# as many each time that shows nothing, so that hundreds for whom it fails hide nobody behind them.
+# as many each time that shows nothing: behind hundreds for whom it fails, others are still found.
 PROBES_MAX: Final = 16
 PROBES_GROWTHS_MAX: Final = 2
 # Owners who were asked for in vain. Beyond them all are asked for anew.
@@ -56,7 +56,7 @@ class HostsBus(DoubtedBus):
         self._patience = Patience(lease_seconds, clock_seconds)
         self._blamed = BlamedOwners(observe, clock_seconds)
         self._to_itself = asyncio.Lock()
-        """Of whoever has the bus to itself, but for calls that can be cut short."""
+        """Is held while the log, or one refused event, has the bus without others, but for calls that can be cut."""
         self._again = RefusedAgain(
             self._calls, self._blamed, self._patience, self._to_itself, clock_seconds
         )
@@ -218,8 +218,9 @@ class HostsBus(DoubtedBus):
                 # Nothing says that it is the owner's: it is published beside the log.
                 reason = NO_TURN
             else:
-                seconds = trial.hung.get(owner_of(event), self._patience.seconds)
-                error = trial.errors.get(event.event_id, NoAnswer(seconds))
+                error = trial.errors.get(event.event_id)
+                if error is None:
+                    error = NoAnswer(trial.hung[owner_of(event)])
                 self._blamed.add(event, error)
                 self._patience.note_failure()
                 # It was not for their number that they took too long together.

@@ -1,7 +1,7 @@
 """RefusedAgain: what a host's bus has refused, or failed for, is published again, each event alone.
 
 Owners take part side by side, beside the log as well. What fails there may have waited for others, where the
-bus does few things at once. So it is tried once more with the bus to itself: an owner whose fault is mended
+bus does few things at once. So it is tried once more with the bus to itself: an owner for whom it fails no more
 would never get through beside those for whom the bus hangs, and would be to blame for ever.
 """
 
@@ -49,7 +49,7 @@ class RefusedAgain:
         to_itself: asyncio.Lock,
         clock_seconds: Callable[[], float],
     ) -> None:
-        """Take the lock of whoever has the bus to itself: an owner here, or the log."""
+        """Take the lock that is held while the log, or one event here, has the bus without others."""
         self._calls = calls
         self._blamed = blamed
         self._patience = patience
@@ -117,7 +117,7 @@ class RefusedAgain:
         """Publish an owner's beside others'; leave those of which the bus has to itself to show more."""
         is_known = True
         while left and is_known:
-            # It begins while nobody has the bus to itself, and goes on beside the next one who has.
+            # The lock only delays the beginning: the call itself may go on beside the log.
             async with self._to_itself:
                 pass
             is_known = await self._publish_first(owner, left, outcome, is_alone=False)

@@ -163,7 +163,7 @@ class HostsBusCalls:
         """Cancel calls, and wait for their end, `CANCELLED_CALL_SECONDS` at most."""
         tasks = {*tasks}
         running = {task for task in tasks if not task.done()}
-        # What has ended in the same turn as its caller: nobody else may look at its error.
+        # If one has ended in the same turn as its caller, its error is looked at nowhere else.
         for task in tasks - running:
             self._forget(task)
         for task in running:

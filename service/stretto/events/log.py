@@ -50,7 +50,7 @@ class LoggedEvent:
     history: History
     position: int
     is_readable: bool = True
-    """Whether an event can be made of its row; else `event` is empty, and is sent to nobody."""
+    """Whether an event can be made of its row; else `event` is empty, and is not sent."""
 
     @property
     def part(self) -> Part:

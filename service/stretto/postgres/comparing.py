@@ -1,6 +1,6 @@
 """Compares the hosts of a database's URL, before one of them is trusted again.
 
-A primary that a standby has replaced takes writes as before, if nobody stops it. So that a host serves
+A primary that a standby has replaced takes writes as before, until it is stopped. So that a host serves
 does not show that it is the primary: the timelines of all hosts do. They are asked side by side at the
 start, and once a connection was lost, as whatever promotes a standby ends those to the old primary.
 """

@@ -56,7 +56,8 @@ class DeliveryStore(Protocol):
         """Lease due deliveries, of owners in turn; a synchronous standby has their events.
 
         With `under_way`, the requests of each owner, no owner gets more than twice as many as are left
-        for all. Of owners `only` get any, in this order, if they are named, and those in `without` none. None if the reader has another target by now.
+        for all. `only`, if given, are the owners whose deliveries are leased, the first ones first; those
+        of the owners in `without` are not. Nothing is leased if the reader has another target by now.
         """
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> Collection[UUID]:

@@ -41,8 +41,8 @@ SLOW_MAX: Final = 48
 SCARCE_SECONDS_MIN: Final = 0.25
 SCARCE_TIMES: Final = 10.0
 SCARCE_TIMES_MIN: Final = 1.5
-# The newest answers of so many owners tell how long one usually takes, and of two the quicker one. Those of
-# one owner tell nothing: they may be slow for it alone.
+# The newest answers of so many owners show how long one usually takes, and of two the quicker one. Those of
+# one owner do not: they may be slow for it alone.
 USUAL_OWNERS_MAX: Final = 16
 USUAL_OWNERS_MIN: Final = 2
 # Owners known to be slow. A turn of all others names them, which costs a millisecond. Who is beyond them has
