@@ -56,6 +56,12 @@ UNREADABLE_ROWS = {
         "change = (repeat('{\"a\":', 400) || '1' || repeat('}', 400))::jsonb",
         True,
     ),
+    "an odd owner": ('change = \'{"owner_id":["bob"]}\'', True),
+    "too great a number": ("metadata = '{\"n\":1e400}'", False),
+    "too many levels": (
+        "metadata = (repeat('{\"a\":', 1100) || '1' || repeat('}', 1100))::jsonb",
+        False,
+    ),
     "no owner": ("recipients = '{NULL,bob}'", False),
     "no recipient": ("recipients = '{bob,NULL}'", False),
     "no type": ("event_type = 'group' || chr(13) || chr(10) || 'changed'", True),

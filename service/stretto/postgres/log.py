@@ -208,10 +208,13 @@ def envelope(row: asyncpg.Record) -> bytes:
     twice, once by a server that was lost. So the time is not the row's: it is the one in the
     conversation's id (RFC 9562, UUIDv7), from which the event's id follows. A write has one
     conversation, and one trace. The id of a change is such a UUID itself.
+
+    Raises `ValueError`, `OverflowError` or `TypeError` for a row of which no document can be made that all
+    readers can read.
     """
     event_type = row["event_type"]
     milliseconds = row["event_id" if event_type else "conversation_id"].int >> 80
-    return orjson.dumps(
+    document = orjson.dumps(
         {
             "specversion": "1.0",
             "id": str(row["event_id"]),
@@ -231,10 +234,22 @@ def envelope(row: asyncpg.Record) -> bytes:
                 "members_count": row["members_count"],
                 **_chosen(row),
                 # Its recipients are not the group's members: it says who owns the group, and how many.
-                **orjson.loads(row["change"] or "{}"),
+                **_change(row),
             },
         }
     )
+    if row["metadata"] is not None:
+        # PostgreSQL has greater numbers and more levels than what reads the document may have.
+        orjson.loads(document)
+    return document
+
+
+def _change(row: asyncpg.Record) -> dict[str, object]:
+    """Return what a change says; raises `TypeError` for no object, or an odd owner: events wait by owner."""
+    change: object = orjson.loads(row["change"] or "{}")
+    if not isinstance(change, dict) or not isinstance(change.get("owner_id", ""), str | None):
+        raise TypeError(change)
+    return change
 
 
 def _chosen(row: asyncpg.Record) -> dict[str, object]:
