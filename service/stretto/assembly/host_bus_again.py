@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 # So many owners at once: the bus may do few things at a time, and is busy with new events.
 AGAIN_OWNERS_MAX: Final = 4
-# Behind a refused event that has failed slowly, its owner's others wait: each would keep the bus busy.
-BEHIND_PAUSE: Final = Backoff(1.0, 30.0)
+# After an event that has failed slowly, its owner's wait, also new ones: each would keep the bus busy, and a
+# call that was cancelled may go on in a thread.
+BEHIND_PAUSE: Final = Backoff(4.0, 30.0)
 
 
 class _Outcome:
@@ -56,50 +57,72 @@ class RefusedAgain:
         self._to_itself = to_itself
         self._clock_seconds = clock_seconds
         self._under_way = 0
-        self._slow_in_row: dict[str, int] = {}
-        """How often events of an owner have failed slowly since one has not."""
+        self._slow: dict[str, tuple[int, float]] = {}
+        """How often events of an owner have failed slowly since one has not, and until when its events wait."""
+
+        self._unsure: set[str] = set()
+        """Owners whose calls hang and go on after they were cancelled: beside others, nothing shows whose fault it is."""
 
     @property
     def is_busy(self) -> bool:
         """Whether a call is under way."""
         return self._under_way > 0
 
-    def note_slow(self, owner: str) -> None:
-        """Note that the bus has hung for an owner's events in the log."""
-        self._slow_in_row.setdefault(owner, 1)
+    def note_slow(self, owner: str) -> float:
+        """Note that the bus has hung for an owner's events; return for how many seconds they wait."""
+        times = self._times_slow(owner)
+        seconds = BEHIND_PAUSE.seconds(times)
+        self._slow[owner] = times + 1, self._clock_seconds() + seconds
+        return seconds
 
     async def publish(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
         """Publish them; return those to put off. A failure counts as a try if the bus has answered since the last.
 
         Of an owner whose event fails slowly, the others are put off untried.
         """
+        began_at = self._clock_seconds()
+        outcome = _Outcome()
         waiting: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
-            waiting.setdefault(owner_of(delivery.event), []).append(delivery)
+            owner = owner_of(delivery.event)
+            until = self._slow.get(owner, (0, began_at))[1]
+            if self._calls.goes_on_for(owner):
+                until = max(until, began_at + BEHIND_PAUSE.seconds(0))
+            if until > began_at:
+                outcome.put_offs.append(PutOff(delivery.event.event_id, until - began_at))
+            else:
+                waiting.setdefault(owner, []).append(delivery)
         # Who may have waited for others alone comes before those who have kept the bus busy.
-        owners = sorted(waiting, key=lambda owner: self._slow_in_row.get(owner, 0))
-        if len(self._slow_in_row) > OWNERS_MAX:
-            self._slow_in_row.clear()
-        began_at = self._clock_seconds()
+        owners = sorted(waiting, key=self._times_slow)
+        if len(self._slow) > OWNERS_MAX:
+            self._slow.clear()
+            self._unsure.clear()
         places = asyncio.Semaphore(AGAIN_OWNERS_MAX)
-        outcome = _Outcome()
 
         async def publish(owner: str) -> None:
             async with places:
                 await self._publish_beside(owner, waiting[owner], outcome)
 
-        await self._calls.run({owner: publish(owner) for owner in owners})
+        await self._calls.run(
+            {owner: publish(owner) for owner in owners if owner not in self._unsure}
+        )
         has_hung = False
         for owner in owners:
             left = waiting[owner]
+            seconds = 0.0
+            if left and self._calls.is_held:
+                # It has the bus to itself only once those have ended.
+                seconds = self.note_slow(owner)
+                self._unsure.add(owner)
             # One that hangs with the bus to itself suffices: others may wait behind this group.
-            if left and not has_hung:
-                slow = self._slow_in_row.get(owner, 0)
+            elif left and not has_hung:
+                times = self._times_slow(owner)
+                self._unsure.discard(owner)
                 async with self._to_itself:
                     await self._publish_first(owner, left, outcome, is_alone=True)
-                has_hung = self._slow_in_row.get(owner, 0) > slow
+                has_hung = self._times_slow(owner) > times
             # The log has its turn before the next one.
-            outcome.put_offs += [PutOff(each.event.event_id) for each in left]
+            outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
         for delivery, error in outcome.failed:
             is_try = self._patience.answered_at >= began_at - PAUSE.longest(delivery.tries)
             each = put_off(delivery, reason_of(error), is_try=is_try)
@@ -131,7 +154,11 @@ class RefusedAgain:
         self._under_way += 1
         try:
             reasons = await self._calls.publish_within(
-                self._patience.seconds, [delivery.event], number, can_be_cut=not is_alone
+                self._patience.seconds,
+                [delivery.event],
+                number,
+                owner=owner,
+                can_be_cut=not is_alone,
             )
         except Exception as error:  # noqa: BLE001 whether it is the event's is decided later
             took_seconds = self._clock_seconds() - began_at
@@ -141,9 +168,7 @@ class RefusedAgain:
                 return False
             outcome.failed.append((left.pop(0), error))
             if is_slow:
-                failed = self._slow_in_row.get(owner, 0)
-                self._slow_in_row[owner] = failed + 1
-                seconds = BEHIND_PAUSE.seconds(failed)
+                seconds = self.note_slow(owner)
                 outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
                 left.clear()
                 return True
@@ -156,5 +181,8 @@ class RefusedAgain:
                 self._blamed.take_back(delivery.event)
         finally:
             self._under_way -= 1
-        self._slow_in_row.pop(owner, None)
+        self._slow.pop(owner, None)
         return True
+
+    def _times_slow(self, owner: str) -> int:
+        return self._slow.get(owner, (0, 0.0))[0]

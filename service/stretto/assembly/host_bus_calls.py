@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stretto.identifiers import plain
 from stretto.runtime.cancelling import cancellations, in_own_task, is_cancelled
@@ -12,7 +12,7 @@ from stretto.runtime.exits import ExitAsError
 from stretto.targets.bus import raised
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Coroutine, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 REASON_CHARACTERS_MAX: Final = 1024
 # A call that was cancelled is waited for: it may have to clean up. One that goes on holds up nothing.
 CANCELLED_CALL_SECONDS: Final = 1.0
+# One that has not ended may keep others from a bus that does few things at once: for so long nobody is to blame
+# for what hangs meanwhile, and its owner gets no other. asyncio itself waits 30 s for the end of TLS.
+HELD_SECONDS: Final = 30.0
 
 
 class NoAnswer(Exception):
@@ -41,6 +44,17 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, NoAnswer) else raised(error)
 
 
+class _Left(NamedTuple):
+    """Of a call that was cancelled, and has not ended."""
+
+    until: float
+    """When it is forgotten."""
+    number: int
+    """The newest call as it was cancelled."""
+    owner: str | None
+    """Whose events it has, if it has one owner's."""
+
+
 class HostsBusCalls:
     """An `EventBus` that keeps the contract, over one that may break it.
 
@@ -51,9 +65,9 @@ class HostsBusCalls:
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
-        self._left: set[asyncio.Task[Any]] = set()
+        self._left: dict[asyncio.Task[Any], _Left] = {}
         """Cancelled, and not ended: the event loop itself keeps no task."""
-        self._can_be_cut: set[asyncio.Task[Mapping[UUID, str]]] = set()
+        self._can_be_cut: dict[asyncio.Task[Mapping[UUID, str]], str | None] = {}
         self._begun = self._answered = 0
         """The newest call of all, and the newest of those that were answered."""
 
@@ -65,6 +79,15 @@ class HostsBusCalls:
     def was_passed(self, number: int) -> bool:
         """Whether a later call was answered."""
         return self._answered > number
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a call that was cancelled goes on, and may keep all others out: none has been answered since."""
+        return any(not self.was_passed(each.number) for each in self._going_on())
+
+    def goes_on_for(self, owner: str) -> bool:
+        """Whether a call of this owner's that was cancelled goes on."""
+        return any(each.owner == owner for each in self._going_on())
 
     async def publish(self, events: Sequence[CommittedEvent], number: int) -> Mapping[UUID, str]:
         """Publish together; return the reasons of those that were refused.
@@ -118,13 +141,17 @@ class HostsBusCalls:
         events: Sequence[CommittedEvent],
         number: int,
         *,
+        owner: str | None = None,
         can_be_cut: bool = False,
     ) -> Mapping[UUID, str]:
-        """The same, within so many seconds; also raises `NoAnswer`, or `CutShort` for `cut_short`."""
+        """The same, within so many seconds; also raises `NoAnswer`, or `CutShort` for `cut_short`.
+
+        The events may be those of one `owner`.
+        """
         task = asyncio.create_task(self.publish(events, number), name="stretto publish together")
         if can_be_cut:
-            self._can_be_cut.add(task)
-            task.add_done_callback(self._can_be_cut.discard)
+            self._can_be_cut[task] = owner
+            task.add_done_callback(self._can_be_cut.pop)
         try:
             if not (await asyncio.wait({task}, timeout=seconds))[0]:
                 raise NoAnswer(seconds)
@@ -132,49 +159,57 @@ class HostsBusCalls:
                 raise CutShort(seconds)
             return task.result()
         finally:
-            await self.cancel({task})
+            await self.cancel({task: owner})
             # The traceback of its error refers to this frame, which must not refer back.
             del task
 
     async def cut_short(self) -> None:
         """Cancel the calls that can be cut short."""
-        await self.cancel({*self._can_be_cut})
+        await self.cancel(dict(self._can_be_cut))
 
     async def run(
         self, calls: Mapping[str, Coroutine[Any, Any, None]], seconds: float | None = None
     ) -> list[str]:
-        """Run calls side by side; cancel those that take longer, and return their names."""
+        """Run calls side by side, each of an owner; cancel those that take longer, and return their owners."""
         tasks = {
-            name: asyncio.create_task(call, name="stretto publish of an owner")
-            for name, call in calls.items()
+            owner: asyncio.create_task(call, name="stretto publish of an owner")
+            for owner, call in calls.items()
         }
         late = [*tasks]
         try:
             if tasks:
                 await asyncio.wait(tasks.values(), timeout=seconds)
-            late = [name for name, task in tasks.items() if not task.done()]
+            late = [owner for owner, task in tasks.items() if not task.done()]
         finally:
-            await self.cancel(tasks.values())
-        for name in tasks.keys() - {*late}:
-            tasks[name].result()
+            await self.cancel({task: owner for owner, task in tasks.items()})
+        for owner in tasks.keys() - {*late}:
+            tasks[owner].result()
         return late
 
-    async def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
-        """Cancel calls, and wait for their end, `CANCELLED_CALL_SECONDS` at most."""
-        tasks = {*tasks}
+    async def cancel(self, tasks: Mapping[asyncio.Task[Any], str | None]) -> None:
+        """Cancel calls, each once, and wait for their end, `CANCELLED_CALL_SECONDS` at most.
+
+        Each may have an owner.
+        """
         running = {task for task in tasks if not task.done()}
         # If one has ended in the same turn as its caller, its error is looked at nowhere else.
-        for task in tasks - running:
+        for task in tasks.keys() - running:
             self._forget(task)
-        for task in running:
-            self._left.add(task)
+        until = asyncio.get_running_loop().time() + HELD_SECONDS
+        # A second time would cut short what it cleans up.
+        for task in running - self._left.keys():
+            self._left[task] = _Left(until, self._begun, tasks[task])
             task.add_done_callback(self._forget)
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=CANCELLED_CALL_SECONDS)
 
+    def _going_on(self) -> list[_Left]:
+        now = asyncio.get_running_loop().time()
+        return [each for each in self._left.values() if each.until > now]
+
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._left.discard(task)
+        self._left.pop(task, None)
         if not task.cancelled():
             # asyncio would log it otherwise.
             task.exception()

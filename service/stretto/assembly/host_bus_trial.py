@@ -72,6 +72,7 @@ class Trial:
             known = len(self.answered)
             is_quick = not is_first and (len(owners) == 1 or not has_news)
             lasts = self._round_seconds(len(owners), is_quick=is_quick)
+            was_held = self._calls.is_held
             late = await self._round([waiting[owner] for owner in owners], lasts)
             for owner in owners:
                 waiting[owner] = [each for each in waiting[owner] if not self._is_known(each)]
@@ -82,9 +83,10 @@ class Trial:
                 until = now() + self._patience.lease_seconds
             is_over = now() >= until and len(owners) > 1
             for owner in late:
-                # Alone, or before others who were answered: it did not wait for others.
-                is_sure = len(owners) == 1 or self._calls.was_passed(self._numbers[owner])
-                if is_sure or (is_over and self.is_there):
+                # Before others who were answered, or alone: it did not wait for others.
+                is_sure = self._calls.was_passed(self._numbers[owner])
+                is_last = len(owners) == 1 or (is_over and self.is_there)
+                if is_sure or (is_last and not was_held):
                     self.hung[owner] = lasts
                     waiting.pop(owner, None)
             if now() >= until:

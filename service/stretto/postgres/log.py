@@ -209,8 +209,7 @@ def envelope(row: asyncpg.Record) -> bytes:
     conversation's id (RFC 9562, UUIDv7), from which the event's id follows. A write has one
     conversation, and one trace. The id of a change is such a UUID itself.
 
-    Raises `ValueError`, `OverflowError` or `TypeError` for a row of which no document can be made that all
-    readers can read.
+    Raises `ValueError`, `OverflowError` or `TypeError` if no document can be made that all readers can read.
     """
     event_type = row["event_type"]
     milliseconds = row["event_id" if event_type else "conversation_id"].int >> 80

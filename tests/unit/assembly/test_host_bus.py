@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stretto.assembly import host_bus_calls
 from stretto.assembly.host_bus import NO_TURN, PROBES_MAX, HostsBus
 from stretto.assembly.host_bus_again import AGAIN_OWNERS_MAX, BEHIND_PAUSE
-from stretto.assembly.host_bus_patience import PATIENCE_SHARE
+from stretto.assembly.host_bus_calls import CutShort, HostsBusCalls, NoAnswer
+from stretto.assembly.host_bus_patience import PATIENCE_SHARE, Patience
+from stretto.assembly.host_bus_trial import Trial
 from stretto.observations import ActorCrashed
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import Delivery
@@ -317,23 +320,31 @@ async def test_a_refused_event_that_fails_counts_only_where_the_bus_takes_others
 
 async def test_behind_a_refused_event_that_hangs_its_owners_others_wait() -> None:
     """Each would keep the bus busy. They are put off untried, longer each time; those of others are not."""
-    bus = FailsFor(None, ONE)
-    doubted = hosts(bus)
+    bus, clock = FailsFor(None, ONE), Clock()
+    doubted = hosts(bus, clock=clock)
     others = [event_of("alice", n) for n in (4, 5)]
     pauses = []
     for _ in range(8):
+        clock.now += BEHIND_PAUSE.seconds_max
         deliveries = [Delivery(each, 1) for each in (ONE, *others, TWO)]
         put_offs = {each.event_id: each for each in await doubted.publish_again(deliveries)}
         assert {ONE.event_id, *(each.event_id for each in others)} == {*put_offs}
         assert [True, False, False] == [put_offs[each.event_id].is_try for each in (ONE, *others)]
         pauses.append(put_offs[others[0].event_id].seconds)
-    assert 0.5 <= pauses[0] <= 1.0 < pauses[2] < pauses[-1] <= BEHIND_PAUSE.seconds_max
+    assert 2.0 <= pauses[0] <= 4.0 < pauses[2] < pauses[-1] <= BEHIND_PAUSE.seconds_max
     assert BEHIND_PAUSE.seconds_max / 2 <= pauses[-1]
+    # Also one that comes new.
+    bus.calls.clear()
+    (put_off,) = await doubted.publish_again([Delivery(event_of("alice", 6), 0)])
+    assert pytest.approx(pauses[-1]) == put_off.seconds
+    assert not put_off.is_try
+    assert [] == bus.calls
     # One of them that goes through ends that.
+    clock.now += BEHIND_PAUSE.seconds_max
     assert [] == await doubted.publish_again([Delivery(others[0], 1)])
     deliveries = [Delivery(each, 1) for each in (ONE, others[1])]
     put_offs = {each.event_id: each for each in await doubted.publish_again(deliveries)}
-    assert 0.5 <= put_offs[others[1].event_id].seconds <= 1.0
+    assert 2.0 <= put_offs[others[1].event_id].seconds <= 4.0
 
 
 async def test_refused_events_of_a_few_owners_are_tried_at_a_time() -> None:
@@ -457,13 +468,17 @@ async def test_what_waits_for_a_refused_event_makes_no_slow_bus() -> None:
 
 async def test_a_refused_event_that_is_mended_goes_through_beside_one_that_hangs() -> None:
     """Of a bus that does one thing at a time: else it would fail for ever, and be a dead letter."""
-    bus = DoesFew(1, ONE)
-    doubted = hosts(bus)
+    bus, clock = DoesFew(1, ONE), Clock()
+    doubted = hosts(bus, clock=clock)
     for expected in ({ONE.event_id, TWO.event_id}, {ONE.event_id}):
         put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
         assert expected == {each.event_id for each in put_offs}
-    # Beside the other one, and alone; then behind one that may have waited for it.
-    assert [[1], [1], [2], [1], [1]] == bus.calls
+    # Beside the other one, and alone; then that one waits, and what may have waited for it goes through.
+    assert [[1], [1], [2]] == bus.calls
+    # Later as well: who has kept the bus busy comes last.
+    clock.now += BEHIND_PAUSE.seconds_max
+    (put_off,) = await doubted.publish_again([Delivery(ONE, 1), Delivery(event_of("dave", 4), 1)])
+    assert ONE.event_id == put_off.event_id
 
 
 async def test_a_refused_event_that_is_cut_short_has_not_failed() -> None:
@@ -608,3 +623,101 @@ async def test_an_event_without_recipients_is_published_as_any_other() -> None:
     event = replace(ONE, recipients=())
     assert {} == await hosts(bus).publish([event, TWO])
     assert [event, TWO] == bus.published
+
+
+class GoesOn(FailsFor):
+    """Its calls go on after they were cancelled, until it is told."""
+
+    def __init__(self, *events: CommittedEvent) -> None:
+        super().__init__(None, *events)
+        self.is_going_on = False
+        self.may_end = asyncio.Event()
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+        try:
+            return await super().publish(events)
+        except asyncio.CancelledError:
+            self.is_going_on = True
+            await self.may_end.wait()
+            raise
+        finally:
+            self.is_going_on = False
+
+
+async def test_no_owner_is_to_blame_for_what_hangs_beside_a_call_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may keep the only place of the bus; the twin follows its end."""
+    monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
+    bus = GoesOn(ONE, TWO)
+    calls = HostsBusCalls(bus)
+    with pytest.raises(NoAnswer):
+        await calls.publish_within(0.0, [ONE], calls.begin())
+    for expected in (set(), {"bob"}):
+        async with Trial(calls, Patience(0.1, Clock()), is_there=True) as trial:
+            await trial.run([TWO])
+            assert expected == {*trial.hung}
+        bus.may_end.set()
+        await until(lambda: not calls.is_held)
+
+
+async def test_an_owner_is_to_blame_beside_a_call_that_goes_on_if_the_bus_answers_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then that keeps one place of several."""
+    monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
+    bus = GoesOn(ONE, TWO)
+    calls = HostsBusCalls(bus)
+    with pytest.raises(NoAnswer):
+        await calls.publish_within(0.0, [ONE], calls.begin())
+    assert calls.is_held
+    await calls.publish([THREE], calls.begin())
+    assert not calls.is_held
+    async with Trial(calls, Patience(0.1, Clock()), is_there=True) as trial:
+        await trial.run([TWO])
+        assert {"bob"} == {*trial.hung}
+    bus.may_end.set()
+    await until(lambda: not bus.under_way)
+
+
+async def test_a_refused_event_has_no_bus_to_itself_beside_a_call_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its owner gets no other call meanwhile: each may keep a place. Then it is tried alone at once."""
+    monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
+    bus, clock = GoesOn(ONE), Clock()
+    doubted = hosts(bus, clock=clock)
+    for _ in range(3):
+        (put_off,) = await doubted.publish_again([Delivery(ONE, 1)])
+        assert not put_off.is_try
+        assert 2.0 <= put_off.seconds <= 4.0
+        clock.now += BEHIND_PAUSE.seconds_max
+    assert [[1]] == bus.calls
+    bus.may_end.set()
+    await until(lambda: not doubted._calls.goes_on_for("alice"))
+    assert {} == await doubted.publish([TWO])
+    assert [True] == [each.is_try for each in await doubted.publish_again([Delivery(ONE, 1)])]
+    assert [[1], [2], [1]] == bus.calls
+    # Its calls end now: beside others again, and then alone.
+    await until(lambda: not doubted._calls.goes_on_for("alice"))
+    clock.now += BEHIND_PAUSE.seconds_max
+    await doubted.publish_again([Delivery(ONE, 1)])
+    assert [[1], [1]] == bus.calls[3:]
+
+
+async def test_a_call_that_was_cancelled_is_not_cancelled_again() -> None:
+    """It may be cleaning up: whoever waits for it goes on, and it ends in its time."""
+    bus = GoesOn(ONE)
+    calls = HostsBusCalls(bus)
+    publishing = asyncio.create_task(
+        calls.publish_within(1e6, [ONE], calls.begin(), can_be_cut=True)
+    )
+    await until(lambda: bus.under_way)
+    cutting = asyncio.create_task(calls.cut_short())
+    await until(lambda: calls.is_held)
+    await calls.cancel(dict.fromkeys(calls._left))
+    assert bus.is_going_on
+    bus.may_end.set()
+    with pytest.raises(CutShort):
+        await publishing
+    await cutting

@@ -131,8 +131,32 @@ async def test_a_call_that_does_not_end_holds_up_nothing(monkeypatch: pytest.Mon
         await calls.publish_within(0.0, [ONE], 1)
     assert ["two"] == await calls.run({"two": publish(calls, TWO)}, 0.0)
     assert 2 == len(calls._left)
+    assert calls.is_held
     goes_on.set()
-    await until(lambda: not calls._left)
+    await until(lambda: not calls.is_held)
+
+
+async def test_a_call_that_never_ends_counts_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would be to blame any more."""
+    monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
+    goes_on = asyncio.Event()
+
+    class GoesOn:
+        async def publish(self, _: object) -> Any:
+            with suppress(asyncio.CancelledError):
+                await goes_on.wait()
+            await goes_on.wait()
+
+    calls = HostsBusCalls(GoesOn())
+    for seconds, expected in ((60.0, True), (0.0, False)):
+        monkeypatch.setattr(host_bus_calls, "HELD_SECONDS", seconds)
+        with pytest.raises(NoAnswer):
+            await calls.publish_within(0.0, [ONE], calls.begin(), owner="alice")
+        assert expected == calls.is_held
+        assert [expected, False] == [calls.goes_on_for(each) for each in ("alice", "bob")]
+        goes_on.set()
+        await until(lambda: not calls._left)
+        goes_on.clear()
 
 
 async def test_what_waits_for_calls_cancels_them_with_itself() -> None:
@@ -223,7 +247,7 @@ async def test_an_error_that_comes_as_its_caller_ends_is_not_printed() -> None:
 
     call = asyncio.create_task(fail())
     await asyncio.wait({call})
-    await HostsBusCalls(Bus({})).cancel({call})
+    await HostsBusCalls(Bus({})).cancel({call: None})
     del call
     gc.collect()
     assert not printed
