@@ -125,6 +125,8 @@ class Seen:
 class Outside:
     """A bus, a webhook's endpoint, a host's callback and a creator in one: each sees what it gets."""
 
+    connections_opened = 0
+
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
 

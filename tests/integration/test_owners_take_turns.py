@@ -310,6 +310,7 @@ class HangingForSome:
     """Answers at once, but never for the groups of some owners."""
 
     url_digest = URL_DIGEST
+    connections_opened = 0
 
     def __init__(self) -> None:
         self.owners: list[str] = []

@@ -29,8 +29,9 @@ from stretto.uuids import uuid7
 from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook import store as webhook_store
 from stretto.webhook.endpoint import WebhookEndpoint
+from stretto.webhook.reach import UNREACHED_MAX
 from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
-from stretto.webhook.sender import POLL_SECONDS, UNREACHED_MAX, WebhookSender
+from stretto.webhook.sender import POLL_SECONDS, WebhookSender
 from stretto.webhook.slots import UNDER_WAY_MAX
 from stretto.webhook.store import PostgresWebhookStore, disabled_at, enable
 from support.api_client import SECRET, Api, api_for, token_of
@@ -419,6 +420,32 @@ async def test_an_instance_that_cannot_reach_the_endpoint_puts_no_event_off(
         headers["webhook-id"] for headers, _ in receiver.requests
     )
     assert 0 == await waiting(connection)
+
+
+async def test_once_the_endpoint_takes_connections_again_no_event_waits_for_requests_that_hang(
+    receiver: Receiver,
+    database: Database,
+    clock: Clock,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one is a try; that it has its connection is enough to send the others."""
+    monkeypatch.setattr("stretto.webhook.sender.STOP_SECONDS", 0)
+    now = 0.0
+    async with CutOff(settings_of(receiver)) as endpoint:
+        store = PostgresWebhookStore(database, endpoint.url_digest, clock)
+        sender = WebhookSender(store, endpoint, lambda _: None, clock_seconds=lambda: now)
+        await sender.open()
+        event_ids = await commit_events(connection, 2 * UNREACHED_MAX)
+        await work(sender)
+        endpoint.has_way, receiver.is_held, now = True, True, POLL_SECONDS
+        await sender.run_once()
+        await receiver.until(1)
+        assert 1 == len(sender._under_way)
+        await sender.run_once()
+        await receiver.until(len(event_ids))
+        await sender.close()
+    assert sorted(event_ids) == sorted(receiver.ids)
 
 
 @pytest.mark.parametrize(("expected", "lease_seconds"), [(2, NO_LEASE_SECONDS), (1, 60.0)])

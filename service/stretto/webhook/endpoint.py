@@ -73,13 +73,18 @@ class WebhookEndpoint:
         self._settings = settings
         self._send_seconds = send_seconds
         self._now_seconds = now_seconds
+        self.connections_opened = 0
+        """Without those that are used again, which show nothing: they may be dead."""
 
     async def __aenter__(self) -> Self:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(self._note_opened)
         resolver = aiohttp.ThreadedResolver(loop_with_own_lookups())
         self._session = aiohttp.ClientSession(
             connector=BoundedConnector(
                 body_bytes_max=ANSWER_BYTES_MAX, socket_factory=self._socket, resolver=resolver
             ),
+            trace_configs=[trace],
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._send_seconds, sock_connect=CONNECT_SECONDS),
             auto_decompress=False,
@@ -135,6 +140,9 @@ class WebhookEndpoint:
             # Unknown now: the next try decides.
             return False
         return not any(is_public(str(address[0])) for *_, address in found)
+
+    async def _note_opened(self, *_: object) -> None:
+        self.connections_opened += 1
 
     def _socket(self, addr_info: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, address = addr_info

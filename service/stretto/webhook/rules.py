@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "whsec_"
 SECRET_BYTES_MIN: Final = 24
 SECRET_BYTES_MAX: Final = 64
-# The example schedule of Standard Webhooks: ten tries in three days, then the event is a dead
-# letter.
+# The example schedule of Standard Webhooks: ten tries in three days, then a dead letter.
 RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 # Deliveries that failed together are not retried together.
 JITTER_RATIO_MAX: Final = 0.2
@@ -249,6 +248,9 @@ def _pause(tries: int) -> float:
 
 class Endpoint(Protocol):
     """Receives the events."""
+
+    connections_opened: int
+    """How many connections to it were opened so far, with their TLS."""
 
     @property
     def url_digest(self) -> bytes:

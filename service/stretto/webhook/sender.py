@@ -28,6 +28,7 @@ from stretto.targets.delivery import PutOff
 from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
 from stretto.telemetry.trace_context import as_fields
+from stretto.webhook.reach import Reach
 from stretto.webhook.rules import (
     Blocked,
     Cut,
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     from stretto.telemetry.tracing import Tracing
     from stretto.webhook.rules import Answer, Endpoint, Verdict, WebhookStore
 
-# After so many connections in a row that could not be opened, a sender begins one try at a time, and no
-# sooner than `POLL_SECONDS` after the last, until the endpoint answers: another process may reach it.
-UNREACHED_MAX: Final = 8
 # Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a
 # thousand recipients.
 ENROLLED_MAX: Final = 100
@@ -101,9 +99,7 @@ class WebhookSender(Actor):
         """None before the first turn: not known yet."""
         self._enrolled_max = DUE_MAX
         """How many events may be enrolled until it is counted again what is due."""
-        self._unreached = 0
-        """How many of the newest tries in a row have not reached the endpoint."""
-        self._tried_at = float("-inf")
+        self._reach = Reach(endpoint, clock_seconds, try_seconds=POLL_SECONDS)
         self._looks_on = False
         """Whether the last turn has taken nothing, and others may be due behind those that it met."""
         self._clock_seconds = clock_seconds
@@ -163,20 +159,20 @@ class WebhookSender(Actor):
         """Lease what may be sent now, and begin to send it; return how many these are."""
         self._looks_on = False
         most = UNDER_WAY_MAX + SLOW_MAX
-        if self._unreached >= UNREACHED_MAX:
-            most = int(self._clock_seconds() >= self._tried_at + POLL_SECONDS)
+        if self._reach.is_away:
+            most = int(self._reach.may_try)
         begun = await self._begin(min(most, self._slots.free), is_slow=False)
         # Also of an endpoint that is away: owners whose connections took 5 s count as slow.
         begun += await self._begin(min(most - begun, self._slots.slow_free), is_slow=True)
         if begun:
-            self._tried_at = self._clock_seconds()
+            self._reach.note_begun()
         return begun
 
     async def _begin(self, room: int, *, is_slow: bool) -> int:
         if room <= 0:
             return 0
         slots = self._slots
-        under_way = None if self._unreached >= UNREACHED_MAX else slots.under_way(is_slow=is_slow)
+        under_way = None if self._reach.is_away else slots.under_way(is_slow=is_slow)
         only = slots.slow_turn if is_slow else None
         without = () if is_slow else slots.slow_owners
         taken = await self._store.take(room, self._lease_seconds, under_way, only, without)
@@ -248,13 +244,7 @@ class WebhookSender(Actor):
         dead = await self._store.settle(sent, others)
         for task, _, verdict in done:
             self._slots.remove(task)
-            # One that was cut short may have been waiting for its connection.
-            if not isinstance(verdict, Unreached | Cut):
-                self._unreached = 0
-            if isinstance(verdict, Unreached):
-                self._unreached += 1
-                # Also now: another process needs that long to find the event due.
-                self._tried_at = self._clock_seconds()
+            self._reach.note(verdict)
             self._observe(WebhookTried(type(verdict).__name__.lower()))
         self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
         self._note_health([verdict for *_, verdict in done])

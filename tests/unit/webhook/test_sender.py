@@ -27,13 +27,13 @@ from stretto.store_errors import Unreachable
 from stretto.targets.delivery import Delivery
 from stretto.targets.lag import LOOK_SECONDS
 from stretto.telemetry.tracing import Tracing
+from stretto.webhook.reach import UNREACHED_MAX
 from stretto.webhook.rules import Answered, NotCalled, NotConnected, Unanswered
 from stretto.webhook.sender import (
     BUSY_ENROL_SECONDS,
     DUE_MAX,
     ENROLLED_MAX,
     POLL_SECONDS,
-    UNREACHED_MAX,
     WebhookSender,
 )
 from stretto.webhook.slots import UNDER_WAY_MAX
@@ -113,6 +113,8 @@ class ScriptedStore:
 
 class ScriptedEndpoint:
     """Answers, or fails as an endpoint must not."""
+
+    connections_opened = 0
 
     def __init__(self, answer: Answer | Exception) -> None:
         self.answer = answer
@@ -297,9 +299,9 @@ async def test_a_turn_that_has_met_wrong_marks_is_followed_by_another_at_once() 
     sender._enrolled_max = 0
     assert sender.pace.full == await sender.run_once()
     # A turn that takes nothing for want of room says nothing of what is due.
-    sender._unreached, sender._tried_at = UNREACHED_MAX, float("inf")
+    sender._reach._unreached, sender._reach._tried_at = UNREACHED_MAX, float("inf")
     assert 0 == await sender.run_once()
-    sender._unreached = 0
+    sender._reach._unreached = 0
     store.has_marked = False
     assert 0 == await sender.run_once()
     await abandon(sender)
@@ -377,7 +379,7 @@ async def test_no_endpoint_is_tried_again_before_a_slot_is_free() -> None:
     store, endpoint, now = FullStore(), SilentEndpoint(), 0.0
     sender = WebhookSender(store, endpoint, lambda _: None, clock_seconds=lambda: now)
     await sender.run_once()
-    sender._unreached = UNREACHED_MAX
+    sender._reach._unreached = UNREACHED_MAX
     now += POLL_SECONDS
     await sender.run_once()
     assert UNDER_WAY_MAX == len(sender._under_way)

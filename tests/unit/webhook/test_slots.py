@@ -13,6 +13,7 @@ import pytest
 from stretto.events.log import CommittedEvent
 from stretto.observations import WebhookTried
 from stretto.targets.delivery import Delivery
+from stretto.webhook.reach import UNREACHED_MAX
 from stretto.webhook.rules import (
     JITTER_RATIO_MAX,
     RETRY_SECONDS,
@@ -20,7 +21,7 @@ from stretto.webhook.rules import (
     NotConnected,
     Unanswered,
 )
-from stretto.webhook.sender import POLL_SECONDS, UNREACHED_MAX, WebhookSender
+from stretto.webhook.sender import POLL_SECONDS, WebhookSender
 from stretto.webhook.slots import (
     SCARCE_SECONDS_MIN,
     SLOW_MAX,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 class Stage:
     """A store, an endpoint that answers when the test says so, and the clock of a sender of both."""
 
+    connections_opened = 0
     has_marked = False
     is_disabled = False
 
@@ -430,7 +432,7 @@ async def test_slow_owners_are_the_last_to_try_an_endpoint_that_was_away(stage: 
     stage.wait("slow")
     await stage.turn()
     await stage.turn(SLOW_SECONDS)
-    stage.sender._unreached = UNREACHED_MAX
+    stage.sender._reach._unreached = UNREACHED_MAX
     stage.wait("slow", "other")
     await stage.turn(POLL_SECONDS)
     assert Counter({"slow": 1, "other": 1}) == stage.under_way()

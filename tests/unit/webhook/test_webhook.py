@@ -228,6 +228,27 @@ async def test_a_connection_that_does_not_open_in_time_is_given_up(
         await ended.wait()
 
 
+async def test_only_a_connection_that_was_opened_shows_that_the_endpoint_is_there(
+    receiver: Receiver, unused_tcp_port: int
+) -> None:
+    """One that is used again may be dead, and behind one without its TLS may be anything."""
+
+    async def opened(url: str) -> int:
+        """Send two events; return how many connections were opened."""
+        settings = WebhookSettings(
+            webhook_url=url, webhook_secret=(b"x",), webhook_allow_private=True
+        )
+        async with WebhookEndpoint(settings) as endpoint:
+            for _ in range(2):
+                await endpoint.send(ONE, b"{}")
+            return endpoint.connections_opened
+
+    # To a server that does not speak TLS.
+    no_tls = receiver.url.replace("http:", "https:")
+    refusing = f"http://127.0.0.1:{unused_tcp_port}/"
+    assert [1, 0, 0] == [await opened(url) for url in (receiver.url, no_tls, refusing)]
+
+
 @pytest.mark.parametrize("host", ["hooks..example", f"{'a' * 64}.example"])
 async def test_a_name_that_no_resolver_takes_is_an_answer(host: str) -> None:
     """As a host's program may set it: the sender would crash with every event."""
