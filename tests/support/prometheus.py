@@ -147,4 +147,9 @@ def at_pace(rules: Any, pace: int) -> Any:
 
 def faster(duration: str, pace: int) -> str:
     """Return a duration at this pace."""
-    return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // pace}ms"
+    return f"{seconds(duration) * 1000 // pace}ms"
+
+
+def seconds(duration: str) -> int:
+    """Return how many seconds a duration of the rules has."""
+    return int(duration[:-1]) * _SECONDS[duration[-1]]

@@ -13,7 +13,7 @@ import yaml
 from stretto.observations import AttemptAnswered, BatchWritten, ReclaimTried
 from stretto.telemetry.metrics import Metrics
 from stretto.telemetry.table import GAUGES
-from support.prometheus import MISSING, MONITORING, PACE, PROMTOOL, alerts, at_pace
+from support.prometheus import MISSING, MONITORING, PACE, PROMTOOL, alerts, at_pace, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ RULES = (MONITORING / "alerts.yml").read_text()
 STANDARD = {"up", "ALERTS", *re.findall(r"process_\w+", TELEMETRY)} - {"process_"}
 LABELS = {"job", "instance", "le", "alertname", "alertstate"}
 WORDS = re.compile(
-    r"\b(?:absent|by|sum|min|max|avg|count|rate|increase|unless|and|or|on|group_left|offset|max_over_time"
+    r"\b(?:absent|by|sum|min|max|avg|count|rate|irate|increase|unless|and|or|on|group_left|offset|max_over_time"
     r"|histogram_quantile|label_values)\b"
 )
 
@@ -161,7 +161,9 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
             "(stretto_relay_lag_seconds) > 95",
         ),
         ("StrettoRelayBehind", "min by (job) (stretto_relay", "max by (job) (stretto_relay"),
-        ("StrettoOverloaded", '{outcome="overloaded"}[5m]))', '{outcome="overload"}[5m]))'),
+        ("StrettoOverloaded", '{outcome="overloaded"}[3m]))', '{outcome="overload"}[3m]))'),
+        ("StrettoRefusing", "(irate(", "(rate("),
+        ("StrettoRefusing", " < 0.25", ""),
         ("StrettoActorCrashed", "offset 15m", "offset 15s"),
     ],
 )
@@ -176,6 +178,42 @@ def test_an_alert_that_is_wrong_is_noticed(alert: str, old: str, new: str, tmp_p
     code, said = promtool("test", "rules", tests)
     assert 0 != code
     assert alert in said
+
+
+def lingering(rules: str) -> list[str]:
+    """Return which alerts may fire long after the end: `rate` over more than a third of their `for`.
+
+    Behind `unless` is what ends one at once.
+    """
+    found = []
+    for rule in (rule for group in yaml.safe_load(rules)["groups"] for rule in group["rules"]):
+        expression, *ends = re.split(r"\bunless\b", rule["expr"])
+        windows = re.findall(r"\brate\([^\[]*\[(\w+)\]", expression)
+        if not ends and any(3 * seconds(each) > seconds(rule["for"]) for each in windows):
+            found.append(rule["alert"])
+    return found
+
+
+def test_an_alert_falls_silent_soon_after_the_end() -> None:
+    """As the head of the rules has it."""
+    assert [] == lingering(RULES)
+
+
+@pytest.mark.parametrize(
+    ("alert", "old", "new"),
+    [
+        ("StrettoOverloaded", '{outcome="overloaded"}[3m]', '{outcome="overloaded"}[5m]'),
+        (
+            "StrettoRefusing",
+            "unless sum by (job, instance) (irate",
+            "and sum by (job, instance) (irate",
+        ),
+    ],
+)
+def test_an_alert_that_lingers_is_noticed(alert: str, old: str, new: str) -> None:
+    """The twin."""
+    assert 1 == RULES.count(old)
+    assert [alert] == lingering(RULES.replace(old, new))
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:
