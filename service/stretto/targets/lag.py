@@ -1,8 +1,8 @@
 """Lag: for how long the oldest event has waited to be handed over, by the relay or the webhook.
 
-The store is asked at most once a second. In between, and while it cannot be asked, the age of the
-oldest event goes on growing: an actor that is stuck does not look idle. If none waited when it was last
-asked, nothing is known then: a 0 would hide what other instances see.
+The store is asked at most once a second. In between the age of the oldest event goes on growing: an actor
+that is stuck does not look idle. While the store cannot be asked, nothing is known: the event may have been
+handed over since, and a 0 would hide what other instances see.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Lag:
 
     @property
     def seconds(self) -> float | None:
-        """The age of the oldest waiting event; 0 if there is none, None if that is not known."""
-        if self._waiting_since is not None:
-            return self._clock_seconds() - self._waiting_since
-        return 0.0 if self._is_known else None
+        """The age of the oldest waiting event; 0 if there is none, None while that is not known."""
+        if not self._is_known:
+            return None
+        return 0.0 if self._waiting_since is None else self._clock_seconds() - self._waiting_since
 
     async def look(self) -> bool:
         """Ask the store, if `LOOK_SECONDS` have passed; return whether it said that an event waits.
