@@ -365,6 +365,36 @@ async def test_check_finds_what_was_planted(
     assert f"{created['group_id']}: group without its event" in output
 
 
+@pytest.mark.parametrize(
+    ("lost", "expected"),
+    [
+        ("no reader", (1, "")),
+        ("no room", (74, "stretto: the output cannot be written: No space left on device\n")),
+    ],
+)
+async def test_a_check_that_cannot_list_what_it_has_found(
+    lost: str, expected: tuple[int, str], database_url: str, connection: Connection
+) -> None:
+    """More than a buffer of it: to a reader that has gone, or on a full disk."""
+    await connection.execute(
+        "INSERT INTO conversation SELECT gen_random_uuid() FROM generate_series(1, 1000)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    if lost == "no room":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", "check"),
+        stdout=writer,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(**QUIET, PYTHONUNBUFFERED="", STRETTO_DATABASE_URL=database_url),
+    )
+    os.close(writer)
+    _, errors = await process.communicate()
+    assert expected == (process.returncode, errors.decode())
+
+
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 async def test_closed_streams_change_no_exit_code(
     closed: str, database_url: str, connection: Connection

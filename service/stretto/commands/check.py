@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from stretto.commands.console import stdout
+from stretto.commands.console import stdout, write_lines
 from stretto.commands.help import EXIT_VIOLATION
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
@@ -23,8 +23,7 @@ def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     async def work() -> bool:
         async with connected(settings, writes=False) as connection:
             report = await check_database(connection, event_days)
-        for violation in report.violations:
-            stdout.print(f"{violation.group_id}: {violation.what}")
+        write_lines(f"{violation.group_id}: {violation.what}" for violation in report.violations)
         found = f"{len(report.violations) or 'no'} violations"
         if report.cut_kinds:
             kinds = ", ".join(report.cut_kinds)
