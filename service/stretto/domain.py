@@ -46,6 +46,8 @@ __all__ = [
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
 # The type of the event that a creation has; those of changes are in `postgres/changes.py`.
 EVENT_TYPE: Final = "group.created"
+# It is a part of a subject of the bus: NATS ends a connection that sends a line of more than 4,096 bytes.
+EVENT_TYPE_CHARACTERS_MAX: Final = 128
 
 NAME_CHARACTERS_MAX: Final = 64
 DESCRIPTION_CHARACTERS_MAX: Final = 1024

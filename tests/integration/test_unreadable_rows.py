@@ -31,6 +31,7 @@ from stretto.runtime.runner import Run
 from stretto.targets.delivery import UNREADABLE
 from stretto.targets.relay import OutboxRelay
 from stretto.targets.settings import RelaySettings
+from stretto.telemetry.trace_context import TRACESTATE_CHARACTERS_MAX, Parent, as_text
 from stretto.webhook.store import PostgresWebhookStore
 from support.clock import Clock
 from support.database import commit_event
@@ -65,7 +66,10 @@ UNREADABLE_ROWS = {
     "no owner": ("recipients = '{NULL,bob}'", False),
     "no recipient": ("recipients = '{bob,NULL}'", False),
     "no type": ("event_type = 'group' || chr(13) || chr(10) || 'changed'", True),
+    "too long a type": ("event_type = repeat('a', 129)", True),
     "no header field": ("trace_context = '00' || chr(10)", False),
+    "a control character in a header field": ("trace_context = '00' || chr(1)", False),
+    "too long a header field": ("trace_context = repeat('0', 569)", False),
 }
 every_row = pytest.mark.parametrize(
     "unreadable", [pytest.param(row, id=name) for name, row in UNREADABLE_ROWS.items()]
@@ -157,6 +161,19 @@ async def test_live_sessions_get_what_lies_behind(
         await sessions.tail.run_once()
         assert [good] == [each.event.event_id for each in await session.take()]
     assert [(str(bad),)] == sessions.reported("log tail")
+
+
+async def test_the_longest_type_and_trace_are_those_of_an_event(
+    sessions: Sessions, connection: Connection
+) -> None:
+    """The twin: one character less, each."""
+    trace_context = as_text(Parent(1, 2, 1), "v=" + "x" * (TRACESTATE_CHARACTERS_MAX - 2))
+    async with sessions.session() as (session, _):
+        event_id = await commit_event(connection, ("bob",), event_type="a" * 128)
+        await connection.execute("UPDATE outbox SET trace_context = $1", trace_context)
+        await sessions.tail.run_once()
+        assert [] == sessions.reported("log tail")
+        assert [event_id] == [each.event.event_id for each in await session.take()]
 
 
 async def test_sessions_catch_up_over_a_page_of_nothing_else(

@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from stretto.domain import EVENT_TYPE
+from stretto.domain import EVENT_TYPE, EVENT_TYPE_CHARACTERS_MAX
 from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Part, Place, PositionLost, Present
 from stretto.postgres.connecting import READ_ONLY
@@ -21,7 +21,7 @@ from stretto.postgres.queries import QUERIES, at_home
 from stretto.postgres.server_settings import require_all_rows
 from stretto.postgres.servers import begin_history
 from stretto.store_errors import Unreachable
-from stretto.telemetry.trace_context import as_fields
+from stretto.telemetry.trace_context import TRACE_CONTEXT_CHARACTERS_MAX, as_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,8 +39,8 @@ SOURCE: Final = "urn:stretto"
 MEMBER_IDS_MAX: Final = 100
 _ORIGIN_CHARACTERS: Final = 8
 # A part of a subject of the bus, and a header field: with others the bus or the webhook sends nothing.
-_TYPE: Final = re.compile(r"[A-Za-z0-9._-]+")
-_FIELD: Final = re.compile(r"[^\r\n]*")
+_TYPE: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{EVENT_TYPE_CHARACTERS_MAX}}}")
+_FIELD: Final = re.compile(rf"[ -~]{{0,{TRACE_CONTEXT_CHARACTERS_MAX}}}")
 
 
 class PostgresLogStore:
@@ -179,9 +179,7 @@ def committed_event(row: asyncpg.Record) -> CommittedEvent | None:
     event_type = row["event_type"] or EVENT_TYPE
     if recipients and None in (row["owner_id"], *recipients):
         return None
-    if not _TYPE.fullmatch(event_type):
-        return None
-    if trace_context is not None and not _FIELD.fullmatch(trace_context):
+    if not (_TYPE.fullmatch(event_type) and _FIELD.fullmatch(trace_context or "")):
         return None
     try:
         document = envelope(row)

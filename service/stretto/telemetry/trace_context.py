@@ -17,6 +17,8 @@ TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 # What every system must pass on (W3C Trace Context, 3.3.1.5); a longer one is left out.
 TRACESTATE_CHARACTERS_MAX: Final = 512
+# Of a context that travels with an event: as `as_text` makes it, the longest one.
+TRACE_CONTEXT_CHARACTERS_MAX: Final = 55 + len(" ") + TRACESTATE_CHARACTERS_MAX
 _SAMPLED: Final = 0x01
 # All zeros are no id. A later version may have more behind the flags.
 _PARENT: Final = re.compile(
