@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -26,6 +26,7 @@ from support.topology import Member
 from support.waiting import until
 
 if TYPE_CHECKING:
+    from stretto.postgres import driver_connection
     from support.database import Connection
 
 STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
@@ -33,6 +34,11 @@ STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
 LEFT = (
     "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'stretto'"
     " AND wait_event IS DISTINCT FROM 'SyncRep')"
+)
+
+ALONE = (
+    "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'stretto'"
+    " AND pid <> pg_backend_pid())"
 )
 
 
@@ -247,6 +253,42 @@ async def test_once_a_connection_was_lost_the_newest_of_two_primaries_gets_the_n
         new = await database.acquire()
         assert other.port == await new.fetchval("SELECT inet_server_port()")
         await database.release(new)
+
+
+@pytest.mark.parametrize("way", ["balancer", "hosts"])
+async def test_a_newer_primary_that_was_away_gets_back_every_connection(
+    way: str, server: OwnServer, beside: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older one has served meanwhile, and its connections work on: no new one is wanted that would show it."""
+    monkeypatch.setattr(primaries, "REFUSED_SECONDS", 0.2)
+    async with standby_of(server) as standby, WireProxy(standby.dsn) as balancer:
+        await first_row(beside, STREAMING)
+        await standby.promote()
+        url = balancer.dsn if way == "balancer" else dsn_of(server, standby)
+        async with Database(url) as database:
+            new = await database.acquire()
+            assert standby.port == await new.fetchval("SELECT inet_server_port()")
+            await standby.stop()
+            balancer.retarget(server.dsn)
+
+            old: list[driver_connection.Connection] = []
+
+            async def serves_again() -> bool:
+                with suppress(Unreachable):
+                    old.append(await database.acquire())
+                return len(old) == 2
+
+            await until(serves_again)
+            ports = {await each.fetchval("SELECT inet_server_port()") for each in old}
+            assert {server.port} == ports
+            assert await standby.start()
+            balancer.retarget(standby.dsn)
+            await until(lambda: all(each.is_closed() for each in old))
+            again = await database.acquire()
+            assert standby.port == await again.fetchval("SELECT inet_server_port()")
+            # What the search has found is not kept any longer.
+            await until(lambda: again.fetchval(ALONE))
+            await database.release(again)
 
 
 async def test_a_newer_primary_that_lets_no_connection_through_is_left_only_when_it_freezes(

@@ -94,6 +94,20 @@ async def test_a_doubted_server_is_tried_last_and_its_connection_cut(hosts: str)
         await database.release(again)
 
 
+async def test_a_closed_database_looks_for_a_newer_primary_no_more(database_url: str) -> None:
+    """It leaves no task behind; until then the older one serves."""
+    async with Database(database_url) as database:
+        connection = await database.acquire()
+        opened = database._connector._opened
+        (older,) = opened._primaries.values()
+        opened._lived_at[older._replace(timeline="FFFFFFFF")] = float("-inf")
+        before = asyncio.all_tasks()
+        await database.release(await database.acquire())
+        (search,) = asyncio.all_tasks() - before
+        await database.release(connection)
+    assert search.done()
+
+
 @pytest.mark.parametrize("kind", ["pooler", "hosts_pool"])
 async def test_a_doubted_server_keeps_connections_that_show_nothing_or_are_not_ours(
     kind: str, hosts: str, database_url: str

@@ -49,6 +49,7 @@
 | `standby_names` | the standby that a server's commits wait for, or none |
 | `flooding_server` | a server that answers, and goes on sending for as long as it can |
 | `frozen_server` | a connection to a server that can be frozen |
+| `opened_connection` | a connection that can be cut, without a server |
 | `webhook_receiver` | a webhook's endpoint |
 | `issuer` | an issuer that publishes its keys, and tokens signed with them |
 | `full_service` | a service whose mailbox is full of one owner's creations |

@@ -20,6 +20,7 @@ from stretto.postgres.pooler import split_pooler
 from stretto.postgres.primaries import UNKNOWN, OpenConnections, Primary, replaced_last
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.race import SILENT_SECONDS, race
+from stretto.postgres.searching import PrimarySearch
 from stretto.postgres.server_settings import ISOLATION
 from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.store_errors import Unreachable
@@ -89,6 +90,9 @@ class Connector:
         self.hosts = _hosts(dsn)
         self._opened = OpenConnections()
         self._comparisons = Comparisons()
+        ordinary = partial(_set_up, seconds=TRANSACTION_SECONDS, sees_all=False)
+        open_at = partial(self._open, settings={}, set_up=ordinary)
+        self._search = PrimarySearch(self.hosts, self._opened, open_at, self._accepted)
         self._is_silent = False
         """Whether the last connection was given up for want of an answer."""
         self._tries: set[asyncio.Future[None]] = set()
@@ -112,7 +116,12 @@ class Connector:
         host, connection = outcome
         self.hosts.remove(host)
         self.hosts.insert(0, host)
+        self._search.release()
         return connection
+
+    async def close(self) -> None:
+        """End what goes on without a caller; connections are closed by their users."""
+        await self._search.close()
 
     async def restore(self, connection: Connection) -> None:
         """Undo what a trigger's SET has left in a session of ours, or cut it; raises nothing.
@@ -206,6 +215,7 @@ class Connector:
         except Unreachable as error:
             terminate(connection)
             return error
+        self._search.note_added()
         return connection
 
     async def _open(

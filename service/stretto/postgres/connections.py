@@ -101,6 +101,7 @@ class Database:
         if self._host_pool is None:
             pools, self._pools = self._pools, {}
             try:
+                await self._connector.close()
                 closing = (close_pool(pool, CONNECT_SECONDS) for pool in pools.values())
                 await asyncio.gather(*closing)
             finally:

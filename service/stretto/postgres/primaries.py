@@ -94,6 +94,17 @@ class OpenConnections:
         # It is given a pool's handle of the connection.
         connection.add_termination_listener(lambda _: self._note_losses())
 
+    @property
+    def newer_seen(self) -> Primary | None:
+        """The newest primary seen that replaces one to which a connection leads; None where none does."""
+        serving = self._serving()
+        replacing = (each for each in self._lived_at if any(map(each.replaces, serving)))
+        return max(replacing, default=None)
+
+    def are_replaced_by(self, primary: Primary) -> bool:
+        """Whether a connection leads to a primary that this one replaces."""
+        return any(map(primary.replaces, self._serving()))
+
     def note_failure(self, host: Host, error: Exception) -> None:
         """Note why a host gives no connection: a server that lives may refuse it.
 
@@ -116,6 +127,12 @@ class OpenConnections:
                 other.ask()
         if any(now - at < REFUSED_SECONDS for at in lived_at):
             raise Unreachable(REPLACED)
+
+    def _serving(self) -> set[Primary]:
+        """Return the primaries to which living connections lead."""
+        # One that was cut is removed in the next turn of the event loop.
+        known = tuple(self._primaries.items())
+        return {primary for connection, primary in known if not is_lost(connection)}
 
     def _note_losses(self) -> None:
         self.losses += 1

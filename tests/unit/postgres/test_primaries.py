@@ -17,43 +17,16 @@ from stretto.postgres.primaries import (
 )
 from stretto.store_errors import Unreachable
 from support.clock import Clock
+from support.opened_connection import Opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stretto.postgres.driver_connection import DriverConnection
     from stretto.postgres.host_failures import Host
 
-OLD, NEW = Primary("7", "00000009"), Primary("7", "0000000A")
+OLDEST, OLD, NEW = (Primary("7", f"0000000{number}") for number in "89A")
 OLD_HOST: Final = ("10.0.0.1", 5432)
 NEW_HOST: Final = ("10.0.0.2", 5432)
 STANDBY: Final = Unreachable("read-only")
-
-
-class Opened:
-    """Stands for a connection of the driver's, whose server may have frozen."""
-
-    def __init__(self) -> None:
-        self.is_cut = False
-        self.answered_at = float("-inf")
-        self.clock: Clock | None = None
-        """Of a server that answers when it is asked."""
-        self.listeners: list[Callable[[object], None]] = []
-
-    def terminate(self) -> None:
-        self.is_cut = True
-        for listener in self.listeners:
-            listener(self)
-
-    def is_closed(self) -> bool:
-        return self.is_cut
-
-    def ask(self) -> None:
-        if self.clock is not None:
-            self.answered_at = self.clock.now
-
-    def add_termination_listener(self, listener: Callable[[object], None]) -> None:
-        self.listeners.append(listener)
 
 
 def add(connections: OpenConnections, primary: Primary) -> Opened:
@@ -233,6 +206,35 @@ def test_of_several_hosts_those_are_last_that_another_one_has_replaced() -> None
     }
     order = replaced_last(primaries)
     assert [("b", 1), ("c", 1), ("d", 1), ("a", 1)] == order
+
+
+def test_a_newer_primary_that_was_seen_is_missed_while_an_older_one_serves() -> None:
+    """The newest of them; one of another system, or an older one, is none."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    for primary in (Primary("8", "0000000C"), OLDEST, NEW):
+        add(connections, primary).terminate()
+    assert connections.newer_seen is None
+    clock.now += REFUSED_SECONDS
+    old = add(connections, OLD)
+    assert NEW == connections.newer_seen
+    assert connections.are_replaced_by(NEW)
+    assert not any(map(connections.are_replaced_by, (OLD, OLDEST, UNKNOWN)))
+    old.terminate()
+    assert connections.newer_seen is None
+
+
+def test_what_was_cut_just_now_leads_to_no_primary() -> None:
+    """Its end is noted in the next turn of the event loop."""
+    clock = Clock()
+    connections = OpenConnections(clock)
+    add(connections, NEW).terminate()
+    clock.now += REFUSED_SECONDS
+    old = add(connections, OLD)
+    assert NEW == connections.newer_seen
+    old.is_cut = True
+    assert connections.newer_seen is None
+    assert not connections.are_replaced_by(NEW)
 
 
 def test_each_connection_that_ends_is_a_loss() -> None:

@@ -25,6 +25,10 @@ OWNED = {
     ("postgres/comparing.py", "create_task"): "a try of one host; the comparison's end",
     ("postgres/comparing.py", "TaskGroup"): "the tries of a comparison",
     (
+        "postgres/searching.py",
+        "create_task",
+    ): "the search for a newer primary that was away; its database's close",
+    (
         "postgres/driver_connection.py",
         "create_task",
     ): "a question to a server; its connection's end",
