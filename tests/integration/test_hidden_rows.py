@@ -418,7 +418,8 @@ async def test_a_session_whose_role_does_not_see_all_rows_is_replaced_before_it_
             await leave_in_sessions(pool, f"{statement} {role}")
             answer = await component.create(str(number), team("a"))
             assert "a" == (await component.group(answer.group.group_id)).name
-        await until(lambda: 6 == len(bus.event_ids))
+        # One may come twice: the session that moved the relay's place may have been one of these.
+        await until(lambda: 6 == len({*bus.event_ids}))
         database = Database(pool=pool)
         for lane in Lane:
             await leave_in_sessions(pool, f"{statement} {role}")
