@@ -206,6 +206,27 @@ async def test_a_turn_waits_for_no_delivery_that_it_marks(
     assert deliveries.store.has_marked
 
 
+async def test_what_was_sent_waits_for_no_delivery_that_another_session_has(
+    deliveries: Deliveries, database_url: str, connection: Connection
+) -> None:
+    """Whether it was sent or not: it is settled the next time, and all others at once."""
+    await deliveries.wait("a%", 4)
+    taken = [each.event.event_id for each in await deliveries.store.take(4, LEASE_SECONDS)]
+    other = await connect(database_url)
+    async with asyncio.timeout(DEADLINE_SECONDS), other.transaction():
+        await other.execute(
+            "SELECT FROM outbox_delivery WHERE event_id = ANY ($1) FOR UPDATE",
+            [taken[0], taken[2]],
+        )
+        dead = await deliveries.store.settle(
+            taken[:2], [PutOff(each, dead_reason="no") for each in taken[2:]]
+        )
+        assert {taken[3]} == dead
+    await other.close()
+    waiting = "SELECT event_id FROM outbox_delivery WHERE dead_reason IS NULL"
+    assert {taken[0], taken[2]} == {row["event_id"] for row in await connection.fetch(waiting)}
+
+
 async def test_what_the_bus_has_refused_is_put_off(
     database: Database, connection: Connection
 ) -> None:

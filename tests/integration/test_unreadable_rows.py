@@ -246,3 +246,40 @@ async def test_the_webhook_gets_what_lies_behind_and_the_row_is_a_dead_letter(
     (letter,) = await dead_letters(connection, 10)
     assert (bad, f"webhook: {UNREADABLE}") == (letter["event_id"], letter["dead_reason"])
     assert [EventDeadLettered(bad, f"webhook: {UNREADABLE}")] == observed
+
+
+async def test_rows_of_a_history_that_is_none_are_in_nobodys_way(
+    sessions: Sessions, database: Database, connection: Connection
+) -> None:
+    """No place can be behind them. The lag does not count them either."""
+    bus = Bus()
+    store = PostgresBusStore(database)
+    relay = OutboxRelay(store, bus, lambda _: None, RelaySettings())
+    await relay.open()
+    async with sessions.session() as (session, _):
+        async with connection.transaction():
+            bad = await commit_event(connection, ("bob",))
+            await connection.execute(
+                "UPDATE outbox SET history = history + 1 WHERE event_id = $1", bad
+            )
+        good = await commit_event(connection, ("bob",))
+        await sessions.tail.run_once()
+        assert [good] == [each.event.event_id for each in await session.take()]
+    await relay.run_once()
+    assert [[good]] == bus.parts
+    assert await store.oldest_seconds() is None
+
+
+@pytest.mark.parametrize("at", ["infinity", "-infinity"])
+async def test_an_event_from_no_time_is_owed(
+    at: str, database: Database, connection: Connection
+) -> None:
+    """No time can be taken from an infinite one, in PostgreSQL 15: that stopped relay and webhook."""
+    store = PostgresBusStore(database)
+    await OutboxRelay(store, Bus(), lambda _: None, RelaySettings()).open()
+    event_id = await commit_event(connection)
+    await connection.execute(f"UPDATE outbox SET created_at = '{at}' WHERE event_id = $1", event_id)
+    age = await store.oldest_seconds()
+    assert age is not None
+    assert (age == 0) == (at == "infinity")
+    assert age < 1e10

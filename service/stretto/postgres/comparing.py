@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Opened = TypeVar("Opened")
 
-# A connection takes some ten round trips: enough for 40 ms each. A part of `standby.ASK_SECONDS`.
+# Clients wait meanwhile. A connection takes some ten round trips: enough for 40 ms each. A host that is silent for
+# longer is looked for without anybody who waits (`searching`). A part of `standby.ASK_SECONDS`.
 COMPARE_SECONDS: Final = 0.4
 # A host that swallows packets must not delay each new connection. It is asked again after this time, with the
 # next connection: it may be the primary by now.
@@ -42,8 +43,8 @@ class Comparisons:
         due = [host for host in hosts if self._silent_at.get(host, silent_since) <= silent_since]
         return tuple(due) if len(due) > 1 else ()
 
-    def note(self, asked: Iterable[Host], answered: Container[Host], losses: int) -> None:
-        """Note which hosts have answered of those that were asked when there were so many losses.
+    def note(self, asked: Iterable[Host], answered: Container[Host], losses: int) -> bool:
+        """Note which hosts have answered of those that were asked when there were so many losses; return whether all have.
 
         Until every host of the URL has, the next connection begins another comparison.
         """
@@ -55,14 +56,16 @@ class Comparisons:
                 self._silent_at[host] = now
         if not self._silent_at:
             self._losses_seen = max(losses, self._losses_seen)
+        return all(host in answered for host in asked)
 
 
 async def ask_all(
     hosts: Iterable[Host],
     connect: Callable[[Host], Coroutine[None, None, Opened | Exception]],
     close: Callable[[Opened], object],
+    seconds: float = COMPARE_SECONDS,
 ) -> tuple[dict[Host, Opened], dict[Host, Exception]]:
-    """Return the connections, and the failures, of the hosts that answer within `COMPARE_SECONDS`.
+    """Return the connections, and the failures, of the hosts that answer within so many seconds.
 
     All are tried side by side. What was opened is given to `close` where this is cancelled.
     """
@@ -71,7 +74,7 @@ async def ask_all(
         async with asyncio.TaskGroup() as group:
             for host in hosts:
                 tasks[host] = group.create_task(connect(host), name=f"compare {host}")
-            await asyncio.wait(tasks.values(), timeout=COMPARE_SECONDS)
+            await asyncio.wait(tasks.values(), timeout=seconds)
             for task in tasks.values():
                 task.cancel()
     except BaseException:

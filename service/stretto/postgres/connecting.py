@@ -69,8 +69,7 @@ _SERVER_SETTINGS: Final = _NAME | {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-# What a trigger of the operator's may set for the whole session, and what would lead our statements to
-# other rows, or end them.
+# What a trigger of the operator's may set for the session, and what would lead our statements astray.
 _RESTORED: Final = (
     "RESET SESSION AUTHORIZATION; RESET ROLE; RESET search_path; RESET statement_timeout;"
     " RESET lock_timeout; RESET synchronous_commit; RESET default_transaction_isolation;"
@@ -194,7 +193,8 @@ class Connector:
         if not due:
             return None
         opened, failures = await ask_all(due, open_at, lambda each: terminate(each[0]))
-        self._comparisons.note(due, (*opened, *failures), losses)
+        if not self._comparisons.note(due, (*opened, *failures), losses):
+            self._search.begin()
         won: tuple[Host, DriverConnection] | None = None
         for host in replaced_last({host: primary for host, (_, primary) in opened.items()}):
             if won is not None:

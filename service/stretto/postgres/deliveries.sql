@@ -172,9 +172,15 @@ SELECT count(*) FROM (
 -- seconds, count those that were tries ($5), and dead-letter those that have a reason ($6); return
 -- those. $7 is now. What the target $8 has refused (null for the bus) says nothing about another one:
 -- if the reader has another target by now, the others stay as that one has them. Needs no
--- durability: what a crash undoes is sent again.
-WITH sent AS (
-    DELETE FROM outbox_delivery WHERE reader = $1 AND event_id = ANY ($2::uuid[])
+-- durability: what a crash undoes is sent again. So is one whose row another session has locked: all others'
+-- must not wait for that.
+WITH free AS MATERIALIZED (
+    SELECT event_id FROM outbox_delivery
+    WHERE reader = $1 AND event_id = ANY ($2::uuid[] || $3::uuid[])
+    FOR UPDATE SKIP LOCKED
+), sent AS (
+    DELETE FROM outbox_delivery
+    WHERE reader = $1 AND event_id = ANY ($2::uuid[]) AND event_id IN (SELECT event_id FROM free)
 ), target AS MATERIALIZED (
     SELECT name, clock_ahead FROM outbox_reader
     WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $8::bytea
@@ -185,19 +191,23 @@ UPDATE outbox_delivery AS delivery
 SET due_at = coalesce($7::timestamptz, clock_timestamp()) + clock_ahead
         + make_interval(secs => seconds),
     is_due = false, tries = tries + is_try::integer, dead_reason = left(reason, 1024)
-FROM target, set_config('synchronous_commit', 'off', true),
+FROM target, free, set_config('synchronous_commit', 'off', true),
      unnest($3::uuid[], $4::float8[], $5::boolean[], $6::text[])
          AS answer (event_id, seconds, is_try, reason)
-WHERE reader = name AND delivery.event_id = answer.event_id AND dead_reason IS NULL
+WHERE reader = name AND delivery.event_id = answer.event_id AND free.event_id = answer.event_id
+  AND dead_reason IS NULL
 RETURNING delivery.event_id, dead_reason IS NOT NULL AS is_dead;
 
 -- name: oldest_owed
 -- Read whether the target of the reader $1 is disabled; if not, the age in seconds of the oldest event
 -- that it has not got yet, whether it waits as a delivery or is beyond the reader's place, null where
--- there is none. $2 is now.
+-- there is none. $2 is now. A time written by hand may be infinite, from which none can be taken.
 SELECT disabled_at IS NOT NULL AS is_disabled,
-       CASE WHEN disabled_at IS NULL THEN
-    extract(epoch FROM coalesce($2::timestamptz, clock_timestamp()) - least(
+       CASE WHEN disabled_at IS NULL AND oldest_at IS NOT NULL THEN
+    extract(epoch FROM reader_now - greatest(least(oldest_at, reader_now), 'epoch'))::float8
+       END AS seconds
+FROM outbox_reader AS reader,
+    LATERAL (SELECT coalesce($2::timestamptz, clock_timestamp()) AS reader_now, least(
     (SELECT created_at FROM outbox_delivery
      WHERE outbox_delivery.reader = $1 AND dead_reason IS NULL
      ORDER BY created_at LIMIT 1),
@@ -206,9 +216,8 @@ SELECT disabled_at IS NOT NULL AS is_disabled,
        AND position = ANY (ARRAY(SELECT pg_snapshot_xip(reader.seen)))),
     (SELECT created_at FROM outbox
      WHERE (outbox.history, position) >= (reader.history, pg_snapshot_xmax(reader.seen))
-     ORDER BY outbox.history, position LIMIT 1)))::float8
-       END AS seconds
-FROM outbox_reader AS reader
+       AND outbox.history = ANY (ARRAY(SELECT number FROM outbox_history))
+     ORDER BY outbox.history, position LIMIT 1)) AS oldest_at OFFSET 0) AS owed
 WHERE name = $1;
 
 -- name: dead_letters

@@ -40,6 +40,8 @@ WITH wanted AS MATERIALIZED (
     UNION ALL
     (SELECT * FROM outbox
      WHERE (history, position) >= ($1::integer, $2::xid8)
+       -- One written by hand may name another: no place can be behind it.
+       AND history = ANY (ARRAY(SELECT number FROM outbox_history))
        AND (cardinality($9::uuid[]) = 0 OR history > $1::integer OR NOT EXISTS (
           SELECT FROM had
           WHERE at = position AND (event_type IS NOT NULL, event_id) <= (is_change, id)))

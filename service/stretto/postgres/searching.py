@@ -3,7 +3,8 @@
 The older one serves where the newer one has shown no life for some seconds (`primaries`). What is written there
 is lost once the newer one is back; and where other processes have stayed with that, one key gets two groups.
 Under a steady load no connection is opened that would show it. So all hosts are asked, once a second, without
-cutting a connection that works.
+cutting a connection that works. They are asked once as well after a host was silent in a comparison: it may be far
+away.
 
 States: idle, searching, closed. A search ends with the connection to a newer primary, which has all to older
 ones cut; where no connection to an older one is left; and with its owner.
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     _Opened: TypeAlias = tuple[DriverConnection, Primary]
 
+# Nobody waits for a look. Enough for a host that is 200 ms away.
+ASK_SECONDS: Final = 2.0
 # From one look to the next: for so long at most, and the time of a look, groups are created at the older primary
 # after the newer one is back. Each look costs every host a connection.
 LOOK_SECONDS: Final = 1.0
@@ -67,17 +70,22 @@ class PrimarySearch:
     def note_added(self) -> None:
         """Note that a connection was opened, and begin to search if it leads to an older primary."""
         newer = self._opened.newer_seen
-        if newer is not None and self._task is None and not self._is_closed:
-            # It goes on after the request, whose id its lines in the log must not have.
-            self._task = asyncio.create_task(
-                self._search(), name="search for a newer primary", context=Context()
-            )
+        if newer is not None:
+            self.begin()
         if self._is_older_serving != (newer is not None):
             self._is_older_serving = newer is not None
             if newer is not None:
                 logger.warning("primary.older_serves", newer=newer.timeline, remedy=REMEDY)
             else:
                 logger.info("primary.newer_serves")
+
+    def begin(self) -> None:
+        """Look at least once, unless a search goes on, or this is closed."""
+        if self._task is None and not self._is_closed:
+            # It goes on after the request, whose id its lines in the log must not have.
+            self._task = asyncio.create_task(
+                self._search(), name="search for a newer primary", context=Context()
+            )
 
     def release(self) -> None:
         """Close the connection that was found: another one leads to a newer primary by now."""
@@ -96,15 +104,19 @@ class PrimarySearch:
 
     async def _search(self) -> None:
         try:
-            while self._opened.newer_seen is not None:
+            while True:
                 await self._pause(LOOK_SECONDS)
                 await self._look()
+                if self._opened.newer_seen is None:
+                    return
         finally:
             self._task = None
 
     async def _look(self) -> None:
         """Ask all hosts; use a connection to a newer primary, and close all others."""
-        opened, _ = await ask_all(self._hosts, self._open_at, lambda each: terminate(each[0]))
+        opened, _ = await ask_all(
+            self._hosts, self._open_at, lambda each: terminate(each[0]), ASK_SECONDS
+        )
         for host in replaced_last({host: primary for host, (_, primary) in opened.items()}):
             connection, primary = opened[host]
             if not self._opened.are_replaced_by(primary):

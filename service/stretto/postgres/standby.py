@@ -33,6 +33,9 @@ LATE_SECONDS: Final = 1.0
 # On top of the time after which a statement was cut: a server that has frozen does not say it. Enough for a
 # new connection where a host of the URL is silent (`comparing.COMPARE_SECONDS`).
 ASK_SECONDS: Final = 0.75
+# While a commit is known to wait: enough for a new connection to a server that is far away, or busy. Without an
+# answer the next write would wait as well, and keep one more of the server's processes.
+ASK_AGAIN_SECONDS: Final = 3.0
 # A commit waits some milliseconds for a standby that is there. A part of `ASK_SECONDS`.
 WAIT_SECONDS: Final = 0.2
 # From one question to the next, while a commit is known to wait.
@@ -118,10 +121,11 @@ class StandbyWatch:
             self._observe(StandbyReached(seconds))
 
     async def _asks(self) -> bool:
-        """Ask the server whether a commit waits; return whether it says so."""
+        """Ask the server whether a commit waits; return whether it says so in time."""
+        seconds = ASK_SECONDS if self._awaited_since is None else ASK_AGAIN_SECONDS
         self._due_at = self.clock_seconds() + LOOK_SECONDS
         try:
-            async with asyncio.timeout(ASK_SECONDS), self._connection() as connection:
+            async with asyncio.timeout(seconds), self._connection() as connection:
                 self._is_waiting = await waits_for_standby(connection)
                 if self._is_waiting:
                     self._doubt(connection)

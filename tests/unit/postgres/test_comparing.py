@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from stretto.postgres import comparing
 from stretto.postgres.comparing import SILENT_AGAIN_SECONDS, Comparisons, ask_all
 from support.clock import Clock
 from support.waiting import until
@@ -44,7 +43,7 @@ def test_a_silent_host_is_waited_for_once_in_a_while() -> None:
     """It delays no connection meanwhile; the others are compared without it, if there are two."""
     clock = Clock()
     comparisons = Comparisons(clock)
-    comparisons.note([A, B, C], [A, C], 0)
+    assert not comparisons.note([A, B, C], [A, C], 0)
     assert (A, C) == comparisons.due([A, B, C], 1)
     assert () == comparisons.due([A, B], 1)
     clock.now += SILENT_AGAIN_SECONDS
@@ -55,7 +54,7 @@ def test_a_silent_host_is_waited_for_once_in_a_while() -> None:
     comparisons.note([A, C], [A, C], 1)
     assert (A, C) == comparisons.due([A, B, C], 1)
     clock.now += SILENT_AGAIN_SECONDS
-    comparisons.note([A, B, C], [A, B, C], 0)
+    assert comparisons.note([A, B, C], [A, B, C], 0)
     assert () == comparisons.due([A, B, C], 0)
     assert (A, B, C) == comparisons.due([A, B, C], 1)
 
@@ -67,10 +66,10 @@ async def connect(host: Host) -> str | Exception:
     return REFUSED if host == B else "opened"
 
 
-async def test_each_host_that_answers_in_time_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_host_that_answers_in_time_is_known() -> None:
     """A silent one ends the comparison after a bounded time."""
-    monkeypatch.setattr(comparing, "COMPARE_SECONDS", 0.01)
-    assert ({A: "opened"}, {B: REFUSED}) == await ask_all([C, B, A], connect, list[str]().append)
+    answers = await ask_all([C, B, A], connect, list[str]().append, 0.01)
+    assert ({A: "opened"}, {B: REFUSED}) == answers
 
 
 async def test_what_a_cancelled_comparison_has_opened_is_closed() -> None:
@@ -82,7 +81,7 @@ async def test_what_a_cancelled_comparison_has_opened_is_closed() -> None:
         asked.append(host)
         return await connect(host)
 
-    comparing_them = asyncio.create_task(ask_all([A, C], noted, closed.append))
+    comparing_them = asyncio.create_task(ask_all([A, C], noted, closed.append, 60.0))
     await until(lambda: asked == [A, C])
     comparing_them.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -131,6 +131,23 @@ async def test_a_standby_of_a_newer_timeline_is_no_newer_primary() -> None:
     await world.search.close()
 
 
+async def test_a_host_that_was_silent_is_looked_at_once() -> None:
+    """It may be far away, and the newest primary; or there is none, and nothing more is looked for."""
+    world = World()
+    old = world.connect(OLD)
+    world.leads_to[NEW_HOST] = AWAY
+    world.search.begin()
+    await world.look()
+    assert not world.is_searching
+    assert not old.is_cut
+    world.leads_to[NEW_HOST] = NEW
+    world.search.begin()
+    await world.look()
+    assert old.is_cut
+    assert not world.is_searching
+    await world.search.close()
+
+
 async def test_one_address_is_looked_behind_again_and_again() -> None:
     """A balancer leads to the older one, then to the newer one again."""
     world = World()

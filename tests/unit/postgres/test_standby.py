@@ -21,6 +21,7 @@ from stretto.postgres.standby import (
 )
 from stretto.store_errors import OutcomeUnknown, StoreError, Unreachable
 from support.clock import Clock
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,6 +38,7 @@ class Server:
         self.is_waiting = True
         self.error: StoreError | None = None
         self.is_frozen = False
+        self.thawed = asyncio.Event()
         self.asked = 0
 
     @asynccontextmanager
@@ -45,7 +47,7 @@ class Server:
         if self.error:
             raise self.error
         if self.is_frozen:
-            await asyncio.Event().wait()
+            await self.thawed.wait()
         yield cast("Connection", self)
 
     async def fetch(self, _: str) -> list[int]:
@@ -154,6 +156,22 @@ async def test_no_more_is_written_while_a_commit_is_known_to_wait() -> None:
     world.clock.now += LOOK_SECONDS
     await world.watch.require_reached()
     assert 4 == world.server.asked
+
+
+async def test_while_a_commit_waits_the_server_may_take_longer_to_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one that is far away. Else each next write would wait as well, and keep a process of the server's."""
+    world = World()
+    await world.explained(Unreachable(""), 6.0)
+    monkeypatch.setattr(standby, "ASK_SECONDS", 0.0)
+    world.clock.now += LOOK_SECONDS
+    world.server.is_frozen = True
+    writing = asyncio.create_task(world.watch.require_reached())
+    await until(lambda: 2 == world.server.asked)
+    world.server.thawed.set()
+    with pytest.raises(Unreachable, match=StandbyAwaited.cause):
+        await writing
 
 
 async def test_a_server_whose_commits_wait_is_asked_over_a_new_connection_the_next_time() -> None:
