@@ -206,3 +206,10 @@ def test_the_groups_id_is_known_before_it_is_sent() -> None:
     assert group_id("alice", "k") == TEAM.group_id("alice")
     with pytest.raises(ValueError, match="a user id has"):
         TEAM.group_id("")
+
+
+@pytest.mark.parametrize("first_sent", [float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused(first_sent: float) -> None:
+    """A file cannot hold it, and the service refuses it: the group's age would be lost."""
+    with pytest.raises(ValueError, match="first_sent must be in seconds since the epoch, not"):
+        Intention.of("Team", first_sent=first_sent)

@@ -6,6 +6,7 @@ One file per intention says which, in a folder of the program's own.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -63,8 +64,11 @@ class Intention:
 
         Raises `ClientError` for a key that the service refuses, `TypeError` for members that are one
         text: each of its characters would be a member; and `ValueError` for metadata that no request
-        can carry.
+        can carry, and for a time that is none.
         """
+        if first_sent is not None and not math.isfinite(first_sent):
+            message = f"first_sent must be in seconds since the epoch, not {first_sent!r}"
+            raise ValueError(message)
         if isinstance(members, (str, bytes, bytearray, Mapping)):
             message = f"members must be a list of user ids, such as ['bob'], not {members!r}"
             raise TypeError(message)
