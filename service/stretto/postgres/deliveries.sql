@@ -175,12 +175,12 @@ SELECT count(*) FROM (
 -- durability: what a crash undoes is sent again. So is one whose row another session has locked: all others'
 -- must not wait for that.
 WITH free AS MATERIALIZED (
-    SELECT event_id FROM outbox_delivery
+    SELECT event_id, event_id = ANY ($2::uuid[]) AS is_sent FROM outbox_delivery
     WHERE reader = $1 AND event_id = ANY ($2::uuid[] || $3::uuid[])
     FOR UPDATE SKIP LOCKED
 ), sent AS (
     DELETE FROM outbox_delivery
-    WHERE reader = $1 AND event_id = ANY ($2::uuid[]) AND event_id IN (SELECT event_id FROM free)
+    WHERE reader = $1 AND event_id = ANY (ARRAY(SELECT event_id FROM free WHERE is_sent))
 ), target AS MATERIALIZED (
     SELECT name, clock_ahead FROM outbox_reader
     WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $8::bytea
@@ -191,11 +191,11 @@ UPDATE outbox_delivery AS delivery
 SET due_at = coalesce($7::timestamptz, clock_timestamp()) + clock_ahead
         + make_interval(secs => seconds),
     is_due = false, tries = tries + is_try::integer, dead_reason = left(reason, 1024)
-FROM target, free, set_config('synchronous_commit', 'off', true),
+FROM target, set_config('synchronous_commit', 'off', true),
      unnest($3::uuid[], $4::float8[], $5::boolean[], $6::text[])
          AS answer (event_id, seconds, is_try, reason)
-WHERE reader = name AND delivery.event_id = answer.event_id AND free.event_id = answer.event_id
-  AND dead_reason IS NULL
+WHERE reader = name AND delivery.event_id = answer.event_id AND dead_reason IS NULL
+  AND answer.event_id = ANY (ARRAY(SELECT event_id FROM free WHERE NOT is_sent))
 RETURNING delivery.event_id, dead_reason IS NOT NULL AS is_dead;
 
 -- name: oldest_owed
