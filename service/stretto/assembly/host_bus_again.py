@@ -29,6 +29,7 @@ AGAIN_OWNERS_MAX: Final = 4
 # After an event that has failed slowly, its owner's wait, also new ones: each would keep the bus busy, and a
 # call that was cancelled may go on in a thread.
 BEHIND_PAUSE: Final = Backoff(4.0, 30.0)
+_NOT_SLOW: Final = (0, float("-inf"))
 
 
 class _Outcome:
@@ -59,9 +60,8 @@ class RefusedAgain:
         self._under_way = 0
         self._slow: dict[str, tuple[int, float]] = {}
         """How often events of an owner have failed slowly since one has not, and until when its events wait."""
-
         self._unsure: set[str] = set()
-        """Owners whose calls hang and go on after they were cancelled: beside others, nothing shows whose fault it is."""
+        """Owners whose calls hang, and go on after they were cancelled: only the bus to itself shows more."""
 
     @property
     def is_busy(self) -> bool:
@@ -85,7 +85,7 @@ class RefusedAgain:
         waiting: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
             owner = owner_of(delivery.event)
-            until = self._slow.get(owner, (0, began_at))[1]
+            until = self._slow.get(owner, _NOT_SLOW)[1]
             if self._calls.goes_on_for(owner):
                 until = max(until, began_at + BEHIND_PAUSE.seconds(0))
             if until > began_at:
@@ -185,4 +185,4 @@ class RefusedAgain:
         return True
 
     def _times_slow(self, owner: str) -> int:
-        return self._slow.get(owner, (0, 0.0))[0]
+        return self._slow.get(owner, _NOT_SLOW)[0]

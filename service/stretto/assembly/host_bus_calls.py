@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 REASON_CHARACTERS_MAX: Final = 1024
 # A call that was cancelled is waited for: it may have to clean up. One that goes on holds up nothing.
 CANCELLED_CALL_SECONDS: Final = 1.0
-# One that has not ended may keep others from a bus that does few things at once: for so long nobody is to blame
-# for what hangs meanwhile, and its owner gets no other. asyncio itself waits 30 s for the end of TLS.
+# One that has not ended may keep others from a bus that does few things at once: for so long no owner is to blame
+# for what hangs meanwhile, and its own gets no other call. asyncio itself waits 30 s for the end of TLS.
 HELD_SECONDS: Final = 30.0
 
 

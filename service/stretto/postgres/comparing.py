@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Opened = TypeVar("Opened")
 
 # Clients wait meanwhile. A connection takes some ten round trips: enough for 40 ms each. A host that is silent for
-# longer is looked for without anybody who waits (`searching`). A part of `standby.ASK_SECONDS`.
+# longer is asked again in the background (`searching`). A part of `standby.ASK_SECONDS`.
 COMPARE_SECONDS: Final = 0.4
 # A host that swallows packets must not delay each new connection. It is asked again after this time, with the
 # next connection: it may be the primary by now.

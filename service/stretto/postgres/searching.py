@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     _Opened: TypeAlias = tuple[DriverConnection, Primary]
 
-# Nobody waits for a look. Enough for a host that is 200 ms away.
+# No request waits for a look. Enough for a host that is 200 ms away.
 ASK_SECONDS: Final = 2.0
 # From one look to the next: for so long at most, and the time of a look, groups are created at the older primary
 # after the newer one is back. Each look costs every host a connection.

@@ -644,15 +644,26 @@ class GoesOn(FailsFor):
             self.is_going_on = False
 
 
-async def test_no_owner_is_to_blame_for_what_hangs_beside_a_call_that_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It may keep the only place of the bus; the twin follows its end."""
+@pytest.fixture
+def unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that were cancelled are not waited for."""
     monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
-    bus = GoesOn(ONE, TWO)
+
+
+async def with_one_that_goes_on(bus: GoesOn) -> HostsBusCalls:
+    """Return calls of the bus, of which one was cancelled and has not ended."""
     calls = HostsBusCalls(bus)
     with pytest.raises(NoAnswer):
         await calls.publish_within(0.0, [ONE], calls.begin())
+    assert calls.is_held
+    return calls
+
+
+@pytest.mark.usefixtures("unawaited")
+async def test_no_owner_is_to_blame_for_what_hangs_beside_a_call_that_goes_on() -> None:
+    """It may keep the only place of the bus; the twin follows its end."""
+    bus = GoesOn(ONE, TWO)
+    calls = await with_one_that_goes_on(bus)
     for expected in (set(), {"bob"}):
         async with Trial(calls, Patience(0.1, Clock()), is_there=True) as trial:
             await trial.run([TWO])
@@ -661,16 +672,11 @@ async def test_no_owner_is_to_blame_for_what_hangs_beside_a_call_that_goes_on(
         await until(lambda: not calls.is_held)
 
 
-async def test_an_owner_is_to_blame_beside_a_call_that_goes_on_if_the_bus_answers_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("unawaited")
+async def test_an_owner_is_to_blame_beside_a_call_that_goes_on_if_the_bus_answers_others() -> None:
     """Then that keeps one place of several."""
-    monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
     bus = GoesOn(ONE, TWO)
-    calls = HostsBusCalls(bus)
-    with pytest.raises(NoAnswer):
-        await calls.publish_within(0.0, [ONE], calls.begin())
-    assert calls.is_held
+    calls = await with_one_that_goes_on(bus)
     await calls.publish([THREE], calls.begin())
     assert not calls.is_held
     async with Trial(calls, Patience(0.1, Clock()), is_there=True) as trial:
@@ -680,11 +686,9 @@ async def test_an_owner_is_to_blame_beside_a_call_that_goes_on_if_the_bus_answer
     await until(lambda: not bus.under_way)
 
 
-async def test_a_refused_event_has_no_bus_to_itself_beside_a_call_that_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("unawaited")
+async def test_a_refused_event_has_no_bus_to_itself_beside_a_call_that_goes_on() -> None:
     """Its owner gets no other call meanwhile: each may keep a place. Then it is tried alone at once."""
-    monkeypatch.setattr(host_bus_calls, "CANCELLED_CALL_SECONDS", 0.0)
     bus, clock = GoesOn(ONE), Clock()
     doubted = hosts(bus, clock=clock)
     for _ in range(3):
