@@ -51,7 +51,7 @@ class HostsBus(DoubtedBus):
         lease_seconds: float,
         clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._calls = HostsBusCalls(bus)
+        self._calls = HostsBusCalls(bus, clock_seconds)
         self._clock_seconds = clock_seconds
         self._patience = Patience(lease_seconds, clock_seconds)
         self._blamed = BlamedOwners(observe, clock_seconds)
@@ -92,9 +92,13 @@ class HostsBus(DoubtedBus):
         self.was_slow = False
         reasons = self._blamed.reasons(events)
         left = [event for event in events if event.event_id not in reasons]
-        is_away = is_there = False
+        is_away = False
+        last: CommittedEvent | None = None
         is_busy = self._again.is_busy
-        for part in self._by_suspicion(left):
+        # Where a cancelled call may have kept the only place since the last time, one for all events might keep
+        # it next: those of each owner are queued by themselves.
+        is_held = self._fruitless > 0 and not self._calls.is_free
+        for part in () if is_held else self._by_suspicion(left):
             try:
                 reasons |= await self._publish_together(part, is_busy=is_busy)
             except BusUnavailable:
@@ -105,11 +109,11 @@ class HostsBus(DoubtedBus):
                 break
             except Exception:  # noqa: BLE001 each owner's show what it is
                 break
-            is_there = True
+            last = part[-1]
             published = {event.event_id for event in part}
             left = [event for event in left if event.event_id not in published]
         if left:
-            reasons |= await self._find_out(left, behind, is_away=is_away, is_there=is_there)
+            reasons |= await self._find_out(left, behind, last, is_away=is_away)
         return reasons
 
     def _by_suspicion(self, events: Sequence[CommittedEvent]) -> Sequence[Sequence[CommittedEvent]]:
@@ -146,35 +150,73 @@ class HostsBus(DoubtedBus):
             del self._good[next(iter(self._good))]
 
     async def _find_out(
-        self, events: Sequence[CommittedEvent], behind: Behind, *, is_away: bool, is_there: bool
+        self,
+        events: Sequence[CommittedEvent],
+        behind: Behind,
+        last: CommittedEvent | None,
+        *,
+        is_away: bool,
     ) -> dict[UUID, str]:
-        """Publish each owner's by themselves; return the reasons of what was refused, or is to blame."""
+        """Publish each owner's by themselves; return the reasons of what was refused, or is to blame.
+
+        `last` is the last event that was published before.
+        """
         # Refused events may keep a bus busy that does few things at once.
         await self._calls.cut_short()
-        async with Trial(self._calls, self._patience, is_there=is_there) as trial:
+        async with Trial(self._calls, self._patience, last) as trial:
             owners = by_owner(events)
             first = [owner for owner in owners if owner not in self._suspects] or [*owners]
             # If the bus is away, it is not asked for every owner.
             first = first[: self._probes_max] if is_away else first
-            good = [owner for owner in first if owner in self._good]
-            await trial.run(event for owner in good for event in owners[owner])
-            if trial.is_there or not good:
-                rest = (owner for owner in first if owner not in self._good)
-                await trial.run(event for owner in rest for event in owners[owner])
-            if not trial.is_there:
-                await trial.run([event async for event in self._others({*owners}, behind)])
+            await self._ask(trial, owners, first, behind)
             if not trial.is_there:
                 self._suspect(trial)
                 raise next(iter(trial.errors.values()), BusUnavailable("no answer in time"))
             # What has failed before the first answer may have met a bus that was still away.
             trial.errors.clear()
-            again = [event for event in events if event.event_id not in trial.answered]
-            await trial.run(event for event in again if owner_of(event) not in trial.hung)
+            again = [
+                event
+                for event in events
+                if event.event_id not in trial.answered and owner_of(event) not in trial.hung
+            ]
+            suspects = self._suspects | trial.unsure
+            again.sort(
+                key=lambda event: (owner_of(event) in suspects, owner_of(event) not in self._good)
+            )
+            await trial.run(again, is_again=True)
             self._suspects.difference_update(owners)
-            self._note_good(owner_of(each) for each in events if each.event_id in trial.answered)
+            self._suspects.update(trial.unsure)
+            good = [owner_of(each) for each in events if each.event_id in trial.answered]
+            self._suspects.difference_update(good)
+            self._note_good(good)
             reasons = self._refused(trial, events)
             self._patience.note_answer(trial.shortest_seconds if trial.answered else 0.0)
             return reasons
+
+    async def _ask(
+        self,
+        trial: Trial,
+        owners: Mapping[str, Sequence[CommittedEvent]],
+        first: Sequence[str],
+        behind: Behind,
+    ) -> None:
+        """Publish until the bus answers for an owner: for the first of these, or others from further back."""
+        # One owner's events have just been published together.
+        if len(owners) > 1:
+            good = [owner for owner in first if owner in self._good]
+            await trial.run(event for owner in good for event in owners[owner])
+            if trial.is_there or not good:
+                rest = (owner for owner in first if owner not in self._good)
+                await trial.run(event for owner in rest for event in owners[owner])
+        if not trial.is_there:
+            others = [event async for event in self._others({*owners}, behind)]
+            others.sort(key=lambda event: owner_of(event) not in self._good)
+            await trial.run(others)
+        if not trial.is_there:
+            # Of a bus that does one thing at a time, the first may have kept out the others.
+            hung = [owner for owner in reversed(first) if owner not in trial.raised]
+            each_alone = (event for owner in hung for event in owners[owner])
+            await trial.run(each_alone, is_again=True)
 
     def _suspect(self, trial: Trial) -> None:
         """Take down who was asked for; or the bus is slow, and gets twice the time for one next."""
@@ -183,7 +225,7 @@ class HostsBus(DoubtedBus):
         if len(self._asked) > SUSPECTS_MAX:
             self._suspects.clear()
             self._asked.clear()
-        self._suspects.update(trial.hung, trial.raised)
+        self._suspects.update(trial.hung, trial.unsure, trial.raised)
         self._asked.update(trial.asked)
 
     @property
@@ -209,6 +251,7 @@ class HostsBus(DoubtedBus):
     def _refused(self, trial: Trial, events: Collection[CommittedEvent]) -> dict[UUID, str]:
         """Return the reasons of what was refused or has failed; blame the owners of what has failed."""
         reasons: dict[UUID, str] = {}
+        no_turn: set[str] = set()
         for owner in trial.hung:
             self._again.note_slow(owner)
         for event in events:
@@ -216,6 +259,7 @@ class HostsBus(DoubtedBus):
                 reason = trial.answered[event.event_id]
             elif event.event_id not in trial.errors and owner_of(event) not in trial.hung:
                 # Nothing says that it is the owner's: it is published beside the log.
+                no_turn.add(owner_of(event))
                 reason = NO_TURN
             else:
                 error = trial.errors.get(event.event_id)
@@ -228,4 +272,6 @@ class HostsBus(DoubtedBus):
                 reason = reason_of(error)
             if reason is not None:
                 reasons[event.event_id] = reason
+        for owner in no_turn & trial.unsure:
+            self._again.note_unsure(owner)
         return reasons

@@ -8,7 +8,7 @@ would never get through beside those for whom the bus hangs, and would be to bla
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stretto.assembly.host_bus_blame import OWNERS_MAX, owner_of
 from stretto.assembly.host_bus_calls import CutShort, NoAnswer, reason_of
@@ -29,7 +29,20 @@ AGAIN_OWNERS_MAX: Final = 4
 # After an event that has failed slowly, its owner's wait, also new ones: each would keep the bus busy, and a
 # call that was cancelled may go on in a thread.
 BEHIND_PAUSE: Final = Backoff(4.0, 30.0)
-_NOT_SLOW: Final = (0, float("-inf"))
+
+
+class _Slow(NamedTuple):
+    """Of an owner whose events fail slowly."""
+
+    times: int = 0
+    """How often, since one has not."""
+    seconds: float = 0.0
+    """How long its events wait."""
+    until: float = float("-inf")
+    """Till when they do."""
+
+
+_NOT_SLOW: Final = _Slow()
 
 
 class _Outcome:
@@ -58,10 +71,9 @@ class RefusedAgain:
         self._to_itself = to_itself
         self._clock_seconds = clock_seconds
         self._under_way = 0
-        self._slow: dict[str, tuple[int, float]] = {}
-        """How often events of an owner have failed slowly since one has not, and until when its events wait."""
+        self._slow: dict[str, _Slow] = {}
         self._unsure: set[str] = set()
-        """Owners whose calls hang, and go on after they were cancelled: only the bus to itself shows more."""
+        """Owners whose calls hang, perhaps because cancelled ones go on: only the bus to itself shows more."""
 
     @property
     def is_busy(self) -> bool:
@@ -72,7 +84,15 @@ class RefusedAgain:
         """Note that the bus has hung for an owner's events; return for how many seconds they wait."""
         times = self._times_slow(owner)
         seconds = BEHIND_PAUSE.seconds(times)
-        self._slow[owner] = times + 1, self._clock_seconds() + seconds
+        self._slow[owner] = _Slow(times + 1, seconds, self._clock_seconds() + seconds)
+        return seconds
+
+    def note_unsure(self, owner: str) -> float:
+        """The same, where it may have hung because a call that was cancelled goes on: no longer each time."""
+        self._unsure.add(owner)
+        seconds = BEHIND_PAUSE.seconds(0)
+        until = self._clock_seconds() + seconds
+        self._slow[owner] = self._slow.get(owner, _NOT_SLOW)._replace(until=until)
         return seconds
 
     async def publish(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
@@ -85,11 +105,8 @@ class RefusedAgain:
         waiting: dict[str, list[Delivery]] = {}
         for delivery in deliveries:
             owner = owner_of(delivery.event)
-            until = self._slow.get(owner, _NOT_SLOW)[1]
-            if self._calls.goes_on_for(owner):
-                until = max(until, began_at + BEHIND_PAUSE.seconds(0))
-            if until > began_at:
-                outcome.put_offs.append(PutOff(delivery.event.event_id, until - began_at))
+            if (seconds := self._waits_for_seconds(owner)) > 0:
+                outcome.put_offs.append(PutOff(delivery.event.event_id, seconds))
             else:
                 waiting.setdefault(owner, []).append(delivery)
         # Who may have waited for others alone comes before those who have kept the bus busy.
@@ -103,24 +120,21 @@ class RefusedAgain:
             async with places:
                 await self._publish_beside(owner, waiting[owner], outcome)
 
-        await self._calls.run(
-            {owner: publish(owner) for owner in owners if owner not in self._unsure}
-        )
+        beside = [owner for owner in owners if owner not in self._unsure]
+        await self._calls.run({owner: publish(owner) for owner in beside})
         has_hung = False
         for owner in owners:
             left = waiting[owner]
             seconds = 0.0
-            if left and self._calls.is_held:
-                # It has the bus to itself only once those have ended.
-                seconds = self.note_slow(owner)
-                self._unsure.add(owner)
+            if left and not self._calls.is_free and (owner in beside or self._calls.is_held):
+                # Calls that were cancelled may go on: it has the bus to itself only once they have ended.
+                seconds = self.note_unsure(owner)
             # One that hangs with the bus to itself suffices: others may wait behind this group.
             elif left and not has_hung:
-                times = self._times_slow(owner)
                 self._unsure.discard(owner)
                 async with self._to_itself:
                     await self._publish_first(owner, left, outcome, is_alone=True)
-                has_hung = self._times_slow(owner) > times
+                has_hung = owner in self._slow
             # The log has its turn before the next one.
             outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
         for delivery, error in outcome.failed:
@@ -149,7 +163,7 @@ class RefusedAgain:
         self, owner: str, left: list[Delivery], outcome: _Outcome, *, is_alone: bool
     ) -> bool:
         """Publish the first that is left, and take it off; return False if it may have failed because of others."""
-        delivery = left[0]
+        delivery, was_free = left[0], self._calls.is_free
         number, began_at = self._calls.begin(), self._clock_seconds()
         self._under_way += 1
         try:
@@ -166,9 +180,11 @@ class RefusedAgain:
             was_passed = self._calls.was_passed(number) and not isinstance(error, CutShort)
             if is_slow and not is_alone and not was_passed:
                 return False
-            outcome.failed.append((left.pop(0), error))
+            is_sure = was_passed or was_free or not is_slow
+            if is_sure:
+                outcome.failed.append((left.pop(0), error))
             if is_slow:
-                seconds = self.note_slow(owner)
+                seconds = self.note_slow(owner) if is_sure else self.note_unsure(owner)
                 outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
                 left.clear()
                 return True
@@ -184,5 +200,21 @@ class RefusedAgain:
         self._slow.pop(owner, None)
         return True
 
+    def _waits_for_seconds(self, owner: str) -> float:
+        """Return how long an owner's events are not tried."""
+        slow = self._slow.get(owner, _NOT_SLOW)
+        seconds = slow.until - self._clock_seconds()
+        if slow.times and self._calls.is_free:
+            # Its last call may have kept all others out until then: they have as long a time without it.
+            seconds = max(seconds, slow.seconds - self._calls.free_for_seconds)
+        if self._calls.goes_on_for(owner) or (slow.times and self._log_waits):
+            seconds = max(seconds, BEHIND_PAUSE.seconds(0))
+        return seconds
+
+    @property
+    def _log_waits(self) -> bool:
+        """Whether the log has events for a bus that a cancelled call may keep."""
+        return self._to_itself.locked() and not self._calls.is_free
+
     def _times_slow(self, owner: str) -> int:
-        return self._slow.get(owner, _NOT_SLOW)[0]
+        return self._slow.get(owner, _NOT_SLOW).times

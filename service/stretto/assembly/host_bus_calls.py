@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,7 +13,7 @@ from stretto.runtime.exits import ExitAsError
 from stretto.targets.bus import raised
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 REASON_CHARACTERS_MAX: Final = 1024
 # A call that was cancelled is waited for: it may have to clean up. One that goes on holds up nothing.
 CANCELLED_CALL_SECONDS: Final = 1.0
-# One that has not ended may keep others from a bus that does few things at once: for so long no owner is to blame
-# for what hangs meanwhile, and its own gets no other call. asyncio itself waits 30 s for the end of TLS.
+# One that goes on may keep others from a bus that does few things at once: for so long no owner is to blame for
+# what hangs before the bus has answered a later call, and its own gets no other call while it is seen to go on.
+# asyncio itself waits 30 s for the end of TLS.
 HELD_SECONDS: Final = 30.0
 
 
@@ -49,8 +51,6 @@ class _Left(NamedTuple):
 
     until: float
     """When it is forgotten."""
-    number: int
-    """The newest call as it was cancelled."""
     owner: str | None
     """Whose events it has, if it has one owner's."""
 
@@ -63,13 +63,16 @@ class HostsBusCalls:
     wait for others.
     """
 
-    def __init__(self, bus: EventBus) -> None:
+    def __init__(self, bus: EventBus, clock_seconds: Callable[[], float] = time.monotonic) -> None:
         self._bus = bus
+        self._clock_seconds = clock_seconds
         self._left: dict[asyncio.Task[Any], _Left] = {}
         """Cancelled, and not ended: the event loop itself keeps no task."""
         self._can_be_cut: dict[asyncio.Task[Mapping[UUID, str]], str | None] = {}
-        self._begun = self._answered = 0
-        """The newest call of all, and the newest of those that were answered."""
+        self._begun = self._answered = self._cancelled = 0
+        """The newest call of all, the newest of those that were answered, and of all as one was last cancelled."""
+        self._free_at = float("-inf")
+        """Since when no call that was cancelled can keep all others out, or when that is assumed."""
 
     def begin(self) -> int:
         """Return the number of a call that begins now."""
@@ -81,9 +84,22 @@ class HostsBusCalls:
         return self._answered > number
 
     @property
+    def is_free(self) -> bool:
+        """Whether no call that was cancelled can keep all others out: one that began later was answered.
+
+        What goes on in a thread cannot be seen.
+        """
+        return self.free_for_seconds >= 0
+
+    @property
+    def free_for_seconds(self) -> float:
+        """For how long that has been so; negative while it is not."""
+        return self._clock_seconds() - self._free_at
+
+    @property
     def is_held(self) -> bool:
-        """Whether a call that was cancelled goes on, and may keep all others out: none has been answered since."""
-        return any(not self.was_passed(each.number) for each in self._going_on())
+        """Whether it is seen that one goes on, and may keep all others out."""
+        return bool(self._going_on()) and not self.is_free
 
     def goes_on_for(self, owner: str) -> bool:
         """Whether a call of this owner's that was cancelled goes on."""
@@ -120,7 +136,7 @@ class HostsBusCalls:
                 if each[0] not in event_ids or not isinstance(each[1], str)
             ]
             if not odd:
-                self._answered = max(self._answered, number)
+                self._note_answer(number)
                 return {
                     event_id: plain(reason)[:REASON_CHARACTERS_MAX]
                     for event_id, reason in refused.items()
@@ -195,17 +211,23 @@ class HostsBusCalls:
         # If one has ended in the same turn as its caller, its error is looked at nowhere else.
         for task in tasks.keys() - running:
             self._forget(task)
-        until = asyncio.get_running_loop().time() + HELD_SECONDS
+        until = self._clock_seconds() + HELD_SECONDS
         # A second time would cut short what it cleans up.
         for task in running - self._left.keys():
-            self._left[task] = _Left(until, self._begun, tasks[task])
+            self._cancelled, self._free_at = self._begun, until
+            self._left[task] = _Left(until, tasks[task])
             task.add_done_callback(self._forget)
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=CANCELLED_CALL_SECONDS)
 
+    def _note_answer(self, number: int) -> None:
+        if not self.is_free and number > self._cancelled:
+            self._free_at = self._clock_seconds()
+        self._answered = max(self._answered, number)
+
     def _going_on(self) -> list[_Left]:
-        now = asyncio.get_running_loop().time()
+        now = self._clock_seconds()
         return [each for each in self._left.values() if each.until > now]
 
     def _forget(self, task: asyncio.Task[Any]) -> None:

@@ -42,10 +42,14 @@ class Patience:
         return self.after(self._took_seconds, QUICK_SHARE)
 
     @property
+    def has_just_failed(self) -> bool:
+        """Whether it has failed for an owner a short time ago."""
+        return self._clock_seconds() < self._failed_at + QUICK_SECONDS
+
+    @property
     def together_seconds(self) -> float:
         """For all events together."""
-        has_failed = self._clock_seconds() < self._failed_at + QUICK_SECONDS
-        return self.quick_seconds if has_failed else self.seconds
+        return self.quick_seconds if self.has_just_failed else self.seconds
 
     @property
     def alone_seconds(self) -> float:

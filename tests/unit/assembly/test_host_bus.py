@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from stretto.assembly.host_bus import NO_TURN, PROBES_MAX, HostsBus
 from stretto.assembly.host_bus_again import AGAIN_OWNERS_MAX, BEHIND_PAUSE
 from stretto.assembly.host_bus_calls import CutShort, HostsBusCalls, NoAnswer
 from stretto.assembly.host_bus_patience import PATIENCE_SHARE, Patience
-from stretto.assembly.host_bus_trial import Trial
+from stretto.assembly.host_bus_trial import FEW_OWNERS_MAX, Trial
 from stretto.observations import ActorCrashed
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import Delivery
@@ -129,8 +130,8 @@ async def test_a_bus_that_hangs_for_every_event_refuses_none() -> None:
     bus = FailsFor(None, ONE, TWO, THREE)
     with pytest.raises(BusUnavailable, match="no answer in time"):
         await hosts(bus).publish([ONE, TWO], Behind(THREE))
-    # Side by side, each by itself, and then for another owner's further back.
-    assert [[1, 2], [1], [2], [1], [2], [3]] == bus.calls
+    # Side by side, then for another owner's further back, and then each by itself.
+    assert [[1, 2], [1], [2], [3], [2], [1]] == bus.calls
     assert 0 == bus.under_way
 
 
@@ -177,8 +178,10 @@ async def test_owners_for_whom_the_bus_has_hung_come_behind_others() -> None:
     with pytest.raises(BusUnavailable):
         await doubted.publish([ONE])
     bus.calls.clear()
-    assert [ONE.event_id] == [*await doubted.publish([ONE, TWO, THREE])]
-    assert [[2, 3], [1], [1]] == bus.calls
+    dave = event_of("dave", 4)
+    assert [ONE.event_id] == [*await doubted.publish([ONE, TWO, dave])]
+    # None is published together: a call for one of all of them might keep the only place.
+    assert [[2], [4], [1]] == bus.calls
     # It was the bus: it is tried once more, and no owner is to blame.
     bus = FailsFor(None, ONE)
     doubted = hosts(bus)
@@ -195,7 +198,7 @@ async def test_the_log_is_read_for_one_event_of_each_of_so_many_owners() -> None
     bus = FailsFor(LookupError, ONE, *others)
     with pytest.raises(LookupError):
         await hosts(bus).publish([ONE], Behind(*others))
-    assert [[1], [1], *([2 * n] for n in range(1, 1 + PROBES_MAX))] == bus.calls
+    assert [[1], *([2 * n] for n in range(1, 1 + PROBES_MAX)), [1]] == bus.calls
 
 
 async def test_a_bus_that_says_it_is_away_is_not_asked_for_each_event() -> None:
@@ -324,23 +327,27 @@ async def test_behind_a_refused_event_that_hangs_its_owners_others_wait() -> Non
     doubted = hosts(bus, clock=clock)
     others = [event_of("alice", n) for n in (4, 5)]
     pauses = []
+    # What hangs beside others is tried alone the next time.
     for _ in range(8):
+        await doubted.publish_again([Delivery(ONE, 1)])
+        await doubted.publish([THREE])
         clock.now += BEHIND_PAUSE.seconds_max
         deliveries = [Delivery(each, 1) for each in (ONE, *others, TWO)]
         put_offs = {each.event_id: each for each in await doubted.publish_again(deliveries)}
         assert {ONE.event_id, *(each.event_id for each in others)} == {*put_offs}
         assert [True, False, False] == [put_offs[each.event_id].is_try for each in (ONE, *others)]
         pauses.append(put_offs[others[0].event_id].seconds)
+        await doubted.publish([THREE])
+        # Also one that comes new.
+        bus.calls.clear()
+        (put_off,) = await doubted.publish_again([Delivery(event_of("alice", 6), 0)])
+        assert pytest.approx(pauses[-1]) == put_off.seconds
+        assert not put_off.is_try
+        assert [] == bus.calls
+        clock.now += BEHIND_PAUSE.seconds_max
     assert 2.0 <= pauses[0] <= 4.0 < pauses[2] < pauses[-1] <= BEHIND_PAUSE.seconds_max
     assert BEHIND_PAUSE.seconds_max / 2 <= pauses[-1]
-    # Also one that comes new.
-    bus.calls.clear()
-    (put_off,) = await doubted.publish_again([Delivery(event_of("alice", 6), 0)])
-    assert pytest.approx(pauses[-1]) == put_off.seconds
-    assert not put_off.is_try
-    assert [] == bus.calls
     # One of them that goes through ends that.
-    clock.now += BEHIND_PAUSE.seconds_max
     assert [] == await doubted.publish_again([Delivery(others[0], 1)])
     deliveries = [Delivery(each, 1) for each in (ONE, others[1])]
     put_offs = {each.event_id: each for each in await doubted.publish_again(deliveries)}
@@ -432,8 +439,8 @@ async def test_a_bus_that_is_known_to_be_slow_gets_more_time() -> None:
 
 async def test_a_refused_event_that_hangs_puts_no_blame_on_what_waits_for_it() -> None:
     """It is cut short, and tried again with the bus to itself: that counts."""
-    bus = DoesFew(1, ONE)
-    doubted = hosts(bus)
+    bus, clock = DoesFew(1, ONE), Clock()
+    doubted = hosts(bus, clock=clock)
     # It is waited for for longer than what the log has next.
     doubted._patience.note_answer(LEASE_SECONDS)
     again = asyncio.create_task(doubted.publish_again([Delivery(ONE, 1)]))
@@ -441,7 +448,10 @@ async def test_a_refused_event_that_hangs_puts_no_blame_on_what_waits_for_it() -
     doubted._patience.note_answer(0.0)
     assert {} == await doubted.publish([TWO, event_of("dave", 4)])
     assert not doubted.was_slow
-    assert [(ONE.event_id, True)] == [(each.event_id, each.is_try) for each in await again]
+    assert [False] == [each.is_try for each in await again]
+    clock.now += BEHIND_PAUSE.seconds_max
+    assert {} == await doubted.publish([TWO])
+    assert [True] == [each.is_try for each in await doubted.publish_again([Delivery(ONE, 1)])]
     assert {} == await doubted.publish([TWO, event_of("dave", 5)])
 
 
@@ -470,11 +480,15 @@ async def test_a_refused_event_that_is_mended_goes_through_beside_one_that_hangs
     """Of a bus that does one thing at a time: else it would fail for ever, and be a dead letter."""
     bus, clock = DoesFew(1, ONE), Clock()
     doubted = hosts(bus, clock=clock)
-    for expected in ({ONE.event_id, TWO.event_id}, {ONE.event_id}):
+    await doubted.publish([THREE])
+    bus.calls.clear()
+    for expected in ({ONE.event_id, TWO.event_id}, {ONE.event_id, TWO.event_id}, {ONE.event_id}):
         put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
         assert expected == {each.event_id for each in put_offs}
-    # Beside the other one, and alone; then that one waits, and what may have waited for it goes through.
-    assert [[1], [1], [2]] == bus.calls
+        clock.now += max(each.seconds for each in put_offs)
+        await doubted.publish([event_of("dave", 4)])
+    # Beside each other, and then the first alone, which waits; what may have waited for it goes through.
+    assert [[1], [4], [1], [4], [2], [4]] == bus.calls
     # Later as well: who has kept the bus busy comes last.
     clock.now += BEHIND_PAUSE.seconds_max
     (put_off,) = await doubted.publish_again([Delivery(ONE, 1), Delivery(event_of("dave", 4), 1)])
@@ -492,8 +506,8 @@ async def test_a_refused_event_that_is_cut_short_has_not_failed() -> None:
     doubted._patience.note_answer(0.0)
     assert {} == await doubted.publish([TWO, event_of("dave", 4)])
     assert [THREE.event_id] == [*await doubted.publish([THREE, TWO])]
-    assert [ONE.event_id] == [each.event_id for each in await again]
-    assert 2 == sum(call == [1] for call in bus.calls)
+    assert [(ONE.event_id, False)] == [(each.event_id, each.is_try) for each in await again]
+    assert 1 == sum(call == [1] for call in bus.calls)
 
 
 async def test_what_a_bus_refuses_slowly_beside_others_is_tried_alone() -> None:
@@ -511,15 +525,19 @@ async def test_what_a_bus_refuses_slowly_beside_others_is_tried_alone() -> None:
             finally:
                 self.places.release()
 
-    doubted = hosts(GivesUp(1, ONE))
-    await doubted.publish([THREE, event_of("dave", 4)])
-    put_offs = await doubted.publish_again([Delivery(ONE, 1), Delivery(TWO, 1)])
-    assert {(ONE.event_id, True), (TWO.event_id, False)} == {
-        (each.event_id, each.is_try) for each in put_offs
-    }
-    assert [ONE.event_id] == [
-        each.event_id for each in await doubted.publish_again([Delivery(ONE, 2), Delivery(TWO, 1)])
-    ]
+    skipped = Clock()
+    doubted = HostsBus(
+        GivesUp(1, ONE), lambda _: None, LEASE_SECONDS, lambda: time.monotonic() + skipped.now
+    )
+    deliveries = [Delivery(ONE, 1), Delivery(TWO, 1)]
+    tries = []
+    for _ in range(2):
+        await doubted.publish([event_of("dave", 4)])
+        put_offs = await doubted.publish_again(deliveries)
+        tries.append({each.event_id: each.is_try for each in put_offs})
+        skipped.now += BEHIND_PAUSE.seconds_max
+        deliveries.reverse()
+    assert [{ONE.event_id: False, TWO.event_id: False}, {ONE.event_id: True}] == tries
 
 
 async def test_a_refused_event_begins_after_the_log_has_had_its_turn() -> None:
@@ -659,31 +677,47 @@ async def with_one_that_goes_on(bus: GoesOn) -> HostsBusCalls:
     return calls
 
 
-@pytest.mark.usefixtures("unawaited")
-async def test_no_owner_is_to_blame_for_what_hangs_beside_a_call_that_goes_on() -> None:
-    """It may keep the only place of the bus; the twin follows its end."""
-    bus = GoesOn(ONE, TWO)
-    calls = await with_one_that_goes_on(bus)
-    for expected in (set(), {"bob"}):
-        async with Trial(calls, Patience(0.1, Clock()), is_there=True) as trial:
-            await trial.run([TWO])
-            assert expected == {*trial.hung}
+class InThread(FailsFor):
+    """Has one thread, which goes on with what it has begun, until it may end."""
+
+    def __init__(self, *events: CommittedEvent) -> None:
+        super().__init__(None, *events)
+        self.thread = asyncio.Lock()
+        self.may_end = asyncio.Event()
+        self.work: list[asyncio.Task[dict[UUID, str]]] = []
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+        await self.thread.acquire()
+        self.work.append(asyncio.create_task(self._work(events)))
+        self.work[-1].add_done_callback(lambda _: self.thread.release())
+        return await asyncio.shield(self.work[-1])
+
+    async def _work(self, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+        if any(event in self.events for event in events):
+            self.calls.append([event.event_id.int for event in events])
+            await self.may_end.wait()
+            return {}
+        return await super().publish(events)
+
+
+@pytest.mark.parametrize(
+    ("bus", "to_blame"),
+    [(InThread(ONE, TWO), {"alice"}), (FailsFor(None, ONE, TWO), {"alice", "bob"})],
+    ids=["goes-on", "ends"],
+)
+async def test_no_owner_is_to_blame_for_what_waits_for_a_thread(
+    bus: FailsFor, to_blame: set[str]
+) -> None:
+    """That a cancelled call goes on cannot be seen; what the bus has taken shows it, published once more."""
+    calls = HostsBusCalls(bus)
+    async with Trial(calls, Patience(0.1, Clock()), THREE) as trial:
+        await trial.run([ONE, TWO], is_again=True)
+        assert to_blame == {*trial.hung}
+        assert {"alice", "bob"} - to_blame == trial.unsure
+        assert [] == [call for call in bus.calls if call == [2]] or isinstance(bus, FailsFor)
+    if isinstance(bus, InThread):
         bus.may_end.set()
-        await until(lambda: not calls.is_held)
-
-
-@pytest.mark.usefixtures("unawaited")
-async def test_an_owner_is_to_blame_beside_a_call_that_goes_on_if_the_bus_answers_others() -> None:
-    """Then that keeps one place of several."""
-    bus = GoesOn(ONE, TWO)
-    calls = await with_one_that_goes_on(bus)
-    await calls.publish([THREE], calls.begin())
-    assert not calls.is_held
-    async with Trial(calls, Patience(0.1, Clock()), is_there=True) as trial:
-        await trial.run([TWO])
-        assert {"bob"} == {*trial.hung}
-    bus.may_end.set()
-    await until(lambda: not bus.under_way)
+        await asyncio.gather(*bus.work)
 
 
 @pytest.mark.usefixtures("unawaited")
@@ -695,18 +729,19 @@ async def test_a_refused_event_has_no_bus_to_itself_beside_a_call_that_goes_on()
         (put_off,) = await doubted.publish_again([Delivery(ONE, 1)])
         assert not put_off.is_try
         assert 2.0 <= put_off.seconds <= 4.0
-        clock.now += BEHIND_PAUSE.seconds_max
+        clock.now += BEHIND_PAUSE.seconds_first
     assert [[1]] == bus.calls
     bus.may_end.set()
     await until(lambda: not doubted._calls.goes_on_for("alice"))
     assert {} == await doubted.publish([TWO])
     assert [True] == [each.is_try for each in await doubted.publish_again([Delivery(ONE, 1)])]
     assert [[1], [2], [1]] == bus.calls
-    # Its calls end now: beside others again, and then alone.
+    # Its calls end now: beside others again.
     await until(lambda: not doubted._calls.goes_on_for("alice"))
+    await doubted.publish([TWO])
     clock.now += BEHIND_PAUSE.seconds_max
     await doubted.publish_again([Delivery(ONE, 1)])
-    assert [[1], [1]] == bus.calls[3:]
+    assert [[1]] == bus.calls[4:]
 
 
 async def test_a_call_that_was_cancelled_is_not_cancelled_again() -> None:
@@ -725,3 +760,129 @@ async def test_a_call_that_was_cancelled_is_not_cancelled_again() -> None:
     with pytest.raises(CutShort):
         await publishing
     await cutting
+
+
+def trial_of(bus: FailsFor, published: CommittedEvent | None = None) -> Trial:
+    """Return one with little patience."""
+    return Trial(HostsBusCalls(bus), Patience(0.2, Clock()), published)
+
+
+MANY = [event_of(f"evil {n}", 10 + n) for n in range(FEW_OWNERS_MAX + 1)]
+
+
+async def test_many_for_whom_a_bus_with_places_left_hangs_are_known_after_one_round() -> None:
+    """The event that the bus has taken, published behind theirs, goes through."""
+    bus = FailsFor(None, *MANY)
+    async with trial_of(bus, TWO) as trial:
+        await trial.run(MANY, is_again=True)
+        assert {f"evil {n}" for n in range(len(MANY))} == {*trial.hung}
+    assert [*([event.event_id.int] for event in MANY), [2]] == bus.calls
+
+
+async def test_few_of_whom_each_call_may_go_on_get_one_each() -> None:
+    """All at once would take more threads, and one after the other is found out as soon."""
+    bus = FailsFor(None, *MANY[:2])
+    async with trial_of(bus, TWO) as trial:
+        await trial.run(MANY[:2], is_again=True)
+        assert {"evil 0", "evil 1"} == {*trial.hung}
+    assert [[10], [2], [11]] == bus.calls
+
+
+async def test_the_first_for_whom_a_bus_with_one_place_hangs_comes_last() -> None:
+    """It has kept out those behind it; then it is the only one that hangs, and needs no call alone."""
+    bus, dave = DoesFew(1, ONE), event_of("dave", 4)
+    async with trial_of(bus, THREE) as trial:
+        await trial.run([ONE, TWO, dave])
+        assert not trial.answered
+        await trial.run([TWO, dave, ONE])
+        assert {"alice"} == {*trial.hung}
+        assert trial.unsure == {"alice"}
+    # The third one: the bus takes calls again after the first round.
+    assert [[1], [3], [2], [4], [1]] == bus.calls
+    bus.calls.clear()
+    async with trial_of(bus) as trial:
+        await trial.run([TWO, ONE, dave])
+        assert {TWO.event_id, dave.event_id} == {*trial.answered}
+    assert [[2], [1], [2], [4], [1]] == bus.calls
+
+
+async def test_one_that_hangs_while_it_is_not_known_whether_the_bus_is_free_is_not_to_blame() -> (
+    None
+):
+    """What was cancelled before may keep the only place; the twin follows an answer."""
+    bus = DoesFew(1, ONE)
+    calls = HostsBusCalls(bus)
+    for expected in (set(), {"alice"}):
+        async with Trial(calls, Patience(0.1, Clock()), None) as trial:
+            if not expected:
+                with pytest.raises(NoAnswer):
+                    await calls.publish_within(0.0, [ONE], calls.begin())
+            await trial.run([ONE], is_again=True)
+            assert expected == {*trial.hung}
+            assert {"alice"} - expected == trial.unsure
+        await calls.publish([TWO], calls.begin())
+
+
+async def test_known_owners_are_asked_first_whether_the_bus_is_there() -> None:
+    """Others behind may be more for whom it hangs; and of those that hang alone the last is asked first."""
+    bus = DoesFew(1, *MANY)
+    doubted = hosts(bus)
+    known = replace(TWO, recipients=("bob",))
+    await doubted.publish([known])
+    bus.calls.clear()
+    reasons = await doubted.publish(MANY[:2], Behind(*MANY[2:4], known))
+    assert [[10, 11], [10], [2]] == bus.calls[:3]
+    assert {MANY[0].event_id, MANY[1].event_id} == {*reasons}
+    # Nothing else waits: each alone.
+    bus.calls.clear()
+    with pytest.raises(BusUnavailable):
+        await hosts(bus).publish(MANY[:2])
+    assert [[10, 11], [10], [11], [10]] == bus.calls
+
+
+async def test_who_has_hung_is_published_behind_others_next_time() -> None:
+    """Also one that was asked from further back, and had no turn of its own."""
+    bus, dave = DoesFew(1, *MANY), event_of("dave", 4)
+    doubted = hosts(bus)
+    with pytest.raises(BusUnavailable):
+        await doubted.publish(MANY[:1], Behind(MANY[1], TWO, dave))
+    bus.calls.clear()
+    await doubted.publish([*MANY[:2], TWO, dave])
+    assert [[2], [4]] == bus.calls[:2]
+
+
+async def test_an_owner_that_keeps_out_others_waits_from_when_they_have_had_their_turn() -> None:
+    """Its call may have gone on in the only thread: else it would begin as soon as that ends."""
+    bus, clock = FailsFor(None, ONE), Clock()
+    doubted = hosts(bus, clock=clock)
+    await doubted.publish([ONE, TWO])
+    clock.now += BEHIND_PAUSE.seconds_first
+    # As if no call had been answered since.
+    with pytest.raises(NoAnswer):
+        await doubted._calls.publish_within(0.0, [ONE], doubted._calls.begin())
+    clock.now += BEHIND_PAUSE.seconds_first
+    bus.calls.clear()
+    async with doubted._to_itself:
+        # The log has events for it.
+        (put_off,) = await doubted.publish_again([Delivery(ONE, 1)])
+    assert 2.0 <= put_off.seconds <= 4.0
+    await doubted.publish([TWO])
+    clock.now += 1.0
+    (put_off,) = await doubted.publish_again([Delivery(ONE, 1)])
+    assert 1.0 <= put_off.seconds <= 3.0
+    assert [[2]] == bus.calls
+    clock.now += put_off.seconds
+    await doubted.publish_again([Delivery(ONE, 1)])
+    assert [[2], [1]] == bus.calls
+
+
+async def test_what_may_have_waited_for_a_thread_waits_no_longer_each_time() -> None:
+    """It is not its fault; and no try is counted where no later call was answered."""
+    bus, clock = FailsFor(None, ONE), Clock()
+    doubted = hosts(bus, clock=clock)
+    for _ in range(5):
+        (put_off,) = await doubted.publish_again([Delivery(ONE, 1)])
+        assert 0.0 <= put_off.seconds <= 4.0 or not doubted._again._slow
+        assert not put_off.is_try
+        clock.now += BEHIND_PAUSE.seconds_first
+    assert [[1]] * 5 == bus.calls

@@ -11,10 +11,11 @@ from uuid import UUID
 import pytest
 
 from stretto.assembly import host_bus_calls
-from stretto.assembly.host_bus_calls import CutShort, HostsBusCalls, NoAnswer
+from stretto.assembly.host_bus_calls import HELD_SECONDS, CutShort, HostsBusCalls, NoAnswer
 from stretto.runtime.cancelling import is_cancelled
 from stretto.targets.bus import BusUnavailable
 from support.cancellations import fail_and_leave_one_behind
+from support.clock import Clock
 from support.log_events import logged
 from support.waiting import until
 
@@ -251,3 +252,33 @@ async def test_an_error_that_comes_as_its_caller_ends_is_not_printed() -> None:
     del call
     gc.collect()
     assert not printed
+
+
+async def test_only_a_later_call_shows_that_the_bus_is_free() -> None:
+    """One that was cancelled may go on in the only thread: for half a minute that is not known."""
+    clock = Clock()
+
+    class Hangs(Bus):
+        is_hanging = True
+
+        async def publish(self, _: object) -> Any:
+            return await asyncio.Event().wait() if self.is_hanging else {}
+
+    bus = Hangs(None)
+    calls = HostsBusCalls(bus, clock)
+    assert calls.is_free
+    for has_answer in (False, True):
+        bus.is_hanging, before = True, calls.begin()
+        with pytest.raises(NoAnswer):
+            await calls.publish_within(0.0, [ONE], calls.begin())
+        bus.is_hanging = False
+        await calls.publish([TWO], before)
+        assert not calls.is_free
+        clock.now += 1.0
+        if has_answer:
+            await calls.publish([TWO], calls.begin())
+            clock.now += 2.0
+            assert 2.0 == calls.free_for_seconds
+        else:
+            clock.now += HELD_SECONDS - 1.0
+        assert calls.is_free
