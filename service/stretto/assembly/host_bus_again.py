@@ -126,7 +126,7 @@ class RefusedAgain:
         for owner in owners:
             left = waiting[owner]
             seconds = 0.0
-            if left and not self._calls.is_free and (owner in beside or self._calls.is_held):
+            if left and owner in beside and not self._calls.is_free:
                 # Calls that were cancelled may go on: it has the bus to itself only once they have ended.
                 seconds = self.note_unsure(owner)
             # One that hangs with the bus to itself suffices: others may wait behind this group.

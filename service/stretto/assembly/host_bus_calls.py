@@ -96,14 +96,10 @@ class HostsBusCalls:
         """For how long that has been so; negative while it is not."""
         return self._clock_seconds() - self._free_at
 
-    @property
-    def is_held(self) -> bool:
-        """Whether it is seen that one goes on, and may keep all others out."""
-        return bool(self._going_on()) and not self.is_free
-
     def goes_on_for(self, owner: str) -> bool:
         """Whether a call of this owner's that was cancelled goes on."""
-        return any(each.owner == owner for each in self._going_on())
+        now = self._clock_seconds()
+        return any(each.owner == owner and each.until > now for each in self._left.values())
 
     async def publish(self, events: Sequence[CommittedEvent], number: int) -> Mapping[UUID, str]:
         """Publish together; return the reasons of those that were refused.
@@ -225,10 +221,6 @@ class HostsBusCalls:
         if not self.is_free and number > self._cancelled:
             self._free_at = self._clock_seconds()
         self._answered = max(self._answered, number)
-
-    def _going_on(self) -> list[_Left]:
-        now = self._clock_seconds()
-        return [each for each in self._left.values() if each.until > now]
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._left.pop(task, None)
