@@ -179,10 +179,7 @@ class HostsBus(DoubtedBus):
                 for event in events
                 if event.event_id not in trial.answered and owner_of(event) not in trial.hung
             ]
-            suspects = self._suspects | trial.unsure
-            again.sort(
-                key=lambda event: (owner_of(event) in suspects, owner_of(event) not in self._good)
-            )
+            again.sort(key=lambda event: self._rank(owner_of(event), trial))
             await trial.run(again, is_again=True)
             self._suspects.difference_update(owners)
             self._suspects.update(trial.unsure)
@@ -217,6 +214,11 @@ class HostsBus(DoubtedBus):
             hung = [owner for owner in reversed(first) if owner not in trial.raised]
             each_alone = (event for owner in hung for event in owners[owner])
             await trial.run(each_alone, is_again=True)
+
+    def _rank(self, owner: str, trial: Trial) -> tuple[bool, bool, int]:
+        """Return what an owner is sorted by: first who has probably waited for others."""
+        is_suspect = owner in self._suspects or owner in trial.unsure
+        return is_suspect, owner not in self._good, trial.ranks.get(owner, -1)
 
     def _suspect(self, trial: Trial) -> None:
         """Take down who was asked for; or the bus is slow, and gets twice the time for one next."""

@@ -55,6 +55,8 @@ class Trial:
         """Owners for whom it has hung, not because of others, and for how many seconds."""
         self.unsure: set[str] = set()
         """Owners for whom it has hung, perhaps because a call that was cancelled goes on."""
+        self.ranks: dict[str, int] = {}
+        """Of owners for whom it has hung: those who may have waited for others come before these."""
         self.shortest_seconds = float("inf")
         """Of the calls that it has answered."""
         self._is_held = False
@@ -149,12 +151,14 @@ class Trial:
             if is_alone or self._calls.was_passed(self._numbers[owner]):
                 self.hung[owner] = lasts
                 del waiting[owner]
-        if late and late[0] in waiting:
-            # Of a bus that does one thing at a time, it may have kept out those behind it.
-            self.unsure.add(late[0])
-            left = waiting.pop(late[0])
+        late = [owner for owner in late if owner in waiting]
+        # Of a bus that does few things at once, the first ones may have kept out those behind them.
+        self.unsure.update(late[:1])
+        for rank, owner in enumerate(reversed(late)):
+            self.ranks[owner] = rank
+            left = waiting.pop(owner)
             if len(owners) > 1:
-                waiting[late[0]] = left
+                waiting[owner] = left
 
     def _is_known(self, event: CommittedEvent) -> bool:
         return event.event_id in self.answered or event.event_id in self.errors

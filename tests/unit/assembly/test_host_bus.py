@@ -614,7 +614,7 @@ async def test_who_had_no_turn_beside_calls_that_hang_is_not_to_blame() -> None:
     doubted = HostsBus(bus, lambda _: None, LEASE_SECONDS / 2)
     await doubted.publish([of_owner("alice", 51), of_owner("bob", 52)])
     good = event_of("good", 53)
-    reasons = await doubted.publish([*evil, of_owner("alice", 54), good])
+    reasons = await doubted.publish([*evil[:20], of_owner("alice", 54), good, *evil[20:]])
     assert NO_TURN == reasons[good.event_id]
     hung = next(each for each in evil if reasons[each.event_id] != NO_TURN)
     bus.calls.clear()
@@ -802,9 +802,9 @@ async def test_many_for_whom_a_bus_without_places_left_hangs_are_tried_alone() -
     bus = DoesFew(2, *MANY)
     async with trial_of(bus, TWO) as trial:
         await trial.run(MANY, is_again=True)
-        assert "evil 1" in trial.hung
-    # Alone, after the bus has shown that it takes calls again.
-    assert [[10], [11], [2], [11]] == bus.calls[:4]
+        assert f"evil {FEW_OWNERS_MAX}" in trial.hung
+    # Alone, after the bus has shown that it takes calls again: first who has waited for the others.
+    assert [[10], [11], [2], [10 + FEW_OWNERS_MAX]] == bus.calls[:4]
 
 
 async def test_few_of_whom_each_call_may_go_on_get_one_each() -> None:
@@ -877,6 +877,19 @@ async def test_who_has_hung_is_published_behind_others_next_time() -> None:
     bus.calls.clear()
     await doubted.publish([*MANY[:2], TWO, dave])
     assert [[2], [4]] == bus.calls[:2]
+
+
+async def test_what_may_have_waited_for_others_comes_before_them_the_next_time() -> None:
+    """Also where none of them is known to be well: of a bus with three places, the first three had those."""
+    bus, healthy = DoesFew(3, *MANY), [event_of(f"healthy {n}", 100 + n) for n in range(3)]
+    doubted = hosts(bus)
+    known = replace(TWO, recipients=("bob",))
+    await doubted.publish([known])
+    bus.calls.clear()
+    reasons = await doubted.publish([*MANY, *healthy, known])
+    assert not {event.event_id for event in healthy} & {*reasons}
+    # All together, the known one, a round; that one, and a round in which they come first.
+    assert [[2], [10], [11], [12], [2], [102], [101], [100]] == bus.calls[1:9]
 
 
 async def test_an_owner_that_keeps_out_others_waits_from_when_they_have_had_their_turn() -> None:
