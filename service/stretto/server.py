@@ -89,6 +89,8 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
                 app[INSTANCE] = supervision.instance_metrics
                 supervision.join(lambda: app[SERVICE].metrics.report() if SERVICE in app else b"[]")
             await _serve_clients(app, settings, tokens, notify, stop, share_port=share_port)
+    # Log what a thread has handed over during the stop.
+    await asyncio.sleep(0)
     flush_log()
     if not has_workers:
         # Workers say it themselves.

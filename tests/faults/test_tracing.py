@@ -173,3 +173,27 @@ async def test_a_collector_that_does_not_answer_holds_nothing_up(
     silent.close()
     await silent.wait_closed()
     assert b"Traceback" not in b"".join(service.log)
+
+
+async def test_the_log_says_that_no_collector_takes_the_traces_and_has_no_secret_of_it(
+    start_service: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the spans that are sent at the stop alone, and at the lowest level."""
+    address = "http://me:s3cret@127.0.0.1:9/s3cret/v1/traces?api_key=s3cret"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", address)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key: s3cret")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        service = await start_service(LOG_LEVEL="debug")
+        async with raw_clients(service.url) as raw:
+            assert 201 == (await (await raw.connect(sampled_creation("k"))).answer())[0]
+        service.signal(signal.SIGTERM)
+        assert 0 == await service.exited()
+        await service.workers_ended()
+    assert b"s3cret" not in b"".join(service.log)
+    said = [orjson.loads(line) for line in service.log]
+    events = [each["event"] for each in said]
+    assert {"tracing.sdk_warned", "tracing.not_exported"} <= {*events}
+    assert events.index("tracing.not_exported") < events.index("service.stopped")
+    kinds = {each["kind"] for each in said if each["event"] == "tracing.not_exported"}
+    assert {"ConnectionError"} == kinds

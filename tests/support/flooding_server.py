@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
 # More than the buffers of a connection take, and no more than memory: a test must be able to fail.
@@ -38,6 +39,8 @@ class FloodingServer:
             for _ in range(FLOOD_BYTES // len(self._flood)):
                 writer.write(self._flood)
                 await writer.drain()
+                # Over TLS, the loop learns of the end in a turn of its own.
+                await asyncio.sleep(0)
         except ConnectionError:
             self.was_cut_off = True
         finally:
@@ -46,11 +49,13 @@ class FloodingServer:
 
 
 @asynccontextmanager
-async def flooding(answer: bytes, flood: bytes) -> AsyncIterator[FloodingServer]:
+async def flooding(
+    answer: bytes, flood: bytes, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[FloodingServer]:
     """Run such a server on the loopback, for 20 s at most; `may_flood` must be set."""
     flooder = FloodingServer(answer, flood)
-    server = await asyncio.start_server(flooder.handle, "127.0.0.1", 0)
-    flooder.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    server = await asyncio.start_server(flooder.handle, "127.0.0.1", 0, ssl=tls)
+    flooder.url = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     try:
         async with asyncio.timeout(20):
             yield flooder

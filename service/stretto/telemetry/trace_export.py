@@ -10,8 +10,11 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
+from stretto.hosts import is_host
 from stretto.telemetry.logs import logger
+from stretto.telemetry.sdk_log import SdkLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,9 +23,17 @@ if TYPE_CHECKING:
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_CREDENTIAL_PROVIDERS: Final = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+)
 _HTTP: Final = "http/protobuf"
 # At the stop, for the spans that are not sent yet: a collector may be away.
 STOP_SECONDS: Final = 2.0
+
+
+class _Refused(Exception):
+    """A setting that names what we do not export by; its text has no secret."""
 
 
 @contextmanager
@@ -31,23 +42,41 @@ def exporting(environ: Mapping[str, str]) -> Iterator[TracerProvider | None]:
 
     A service without traces serves. So what is missing for them is a warning.
     """
+    if not _is_wanted(environ):
+        yield None
+        return
+    sdk_log = SdkLog()
+    # The SDK warns of settings from its import on.
+    sdk_log.begin()
     provider = None
-    if _is_wanted(environ):
-        try:
-            provider = _provider(environ)
-        except (ImportError, ValueError) as error:
-            cause = str(error)
-            if isinstance(error, ImportError):
-                cause = "OpenTelemetry's SDK is not installed: pip install 'stretto[otel]'"
-            logger.warning("tracing.unavailable", cause=cause)
+    try:
+        provider = _provider(environ, sdk_log)
+    except _Refused as error:
+        logger.warning("tracing.unavailable", cause=str(error))
+    except ImportError:
+        cause = "OpenTelemetry's SDK is not installed: pip install 'stretto[otel]'"
+        logger.warning("tracing.unavailable", cause=cause)
+    except Exception as error:  # noqa: BLE001 the SDK's own, or a plugin's of it
+        # Its text may have a setting's value in it.
+        kind = type(error).__name__
+        cause = f"OpenTelemetry's SDK raises {kind}: look at OTEL_BSP_… and other settings OTEL_…"
+        logger.warning("tracing.unavailable", cause=cause)
     try:
         yield provider
     finally:
-        if provider is not None:
-            # It waits for its exporter, for longer than a stop may take.
-            stopping = threading.Thread(target=provider.shutdown, name="last traces", daemon=True)
-            stopping.start()
-            stopping.join(STOP_SECONDS)
+        # It waits for its exporter, for longer than a stop may take.
+        stopping = threading.Thread(
+            target=_stop, args=(provider, sdk_log), name="last traces", daemon=True
+        )
+        stopping.start()
+        stopping.join(STOP_SECONDS)
+
+
+def _stop(provider: TracerProvider | None, sdk_log: SdkLog) -> None:
+    if provider is not None:
+        provider.shutdown()
+    # Not before: what the SDK says of its last tries has the same secrets.
+    sdk_log.end()
 
 
 def _is_wanted(environ: Mapping[str, str]) -> bool:
@@ -57,13 +86,14 @@ def _is_wanted(environ: Mapping[str, str]) -> bool:
     return exporter != "none" and bool(exporter or _first(environ, _ENDPOINTS))
 
 
-def _provider(environ: Mapping[str, str]) -> TracerProvider:
+def _provider(environ: Mapping[str, str], sdk_log: SdkLog) -> TracerProvider:
     """Return a provider; the SDK reads everything else from the environment by itself."""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower() or "otlp"
     protocol = _first(environ, _PROTOCOLS) or _HTTP
     if (exporter, protocol) != ("otlp", _HTTP):
         message = f"traces are exported by otlp over {_HTTP}, not by {exporter} over {protocol}"
-        raise ValueError(message)
+        raise _Refused(message)
+    _require_address(environ)
     # Only those who export have it installed.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
         OTLPSpanExporter,
@@ -71,13 +101,36 @@ def _provider(environ: Mapping[str, str]) -> TracerProvider:
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
+    from stretto.telemetry.collector import CollectorSession  # noqa: PLC0415
     from stretto.telemetry.lean_spans import LeanProvider  # noqa: PLC0415
 
+    # With ours the SDK would not ask the operator's provider for one that adds credentials.
+    has_own = bool(_first(environ, _CREDENTIAL_PROVIDERS))
+    exporter_over_http = OTLPSpanExporter(
+        session=None if has_own else CollectorSession(sdk_log.failed)
+    )
     named = "OTEL_SERVICE_NAME" in environ or SERVICE_NAME in environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )
     resource = Resource.create({} if named else {SERVICE_NAME: "stretto"})
-    return LeanProvider(BatchSpanProcessor(OTLPSpanExporter()), resource, _root_rate(environ))
+    return LeanProvider(BatchSpanProcessor(exporter_over_http), resource, _root_rate(environ))
+
+
+def _require_address(environ: Mapping[str, str]) -> None:
+    """Raise `_Refused` for a collector's address that can never be called, without repeating it."""
+    name = next((each for each in _ENDPOINTS if environ.get(each, "").strip()), None)
+    if name is None:
+        return
+    try:
+        # Not stripped: the SDK takes it as it is.
+        parts = urlsplit(environ[name])
+        _ = parts.port
+        is_address = parts.scheme in {"http", "https"} and is_host(parts.hostname or "")
+    except ValueError:
+        is_address = False
+    if not is_address:
+        message = f"{name} must look like http://collector.internal:4318"
+        raise _Refused(message)
 
 
 def _root_rate(environ: Mapping[str, str]) -> float | None:

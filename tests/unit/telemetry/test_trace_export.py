@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from types import SimpleNamespace
@@ -21,6 +22,15 @@ SOON_SECONDS = 0.05
 # What waits for as long has met a bug.
 LONG_SECONDS = 20.0
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+NO_ADDRESSES = (
+    "s3cret",
+    "me:s3cret@collector.internal:4318",
+    "htp://me:s3cret@collector.internal:4318",
+    "http://me:s3cret@collector.internal:port",
+    "http://me:s3cret@",
+    "https://[::",
+    "http://collector.internal:4318 ",
+)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +83,14 @@ def test_an_exporter_or_an_endpoint_asks_for_it(
         ("not by jaeger", {"OTEL_TRACES_EXPORTER": "jaeger"}),
         ("not by otlp over grpc", {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}),
         ("not by otlp over grpc", {**ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}),
+        *(
+            ("OTEL_EXPORTER_OTLP_ENDPOINT must", {"OTEL_EXPORTER_OTLP_ENDPOINT": address})
+            for address in NO_ADDRESSES
+        ),
+        (
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT must",
+            {**ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "s3cret"},
+        ),
     ],
 )
 def test_what_is_not_known_is_a_warning(
@@ -84,6 +102,48 @@ def test_what_is_not_known_is_a_warning(
     (record,) = caplog.records
     assert ("tracing.unavailable", "WARNING") == (record.msg, record.levelname)
     assert cause in vars(record)["cause"]
+    assert "s3cret" not in vars(record)["cause"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://me:s3cret@collector.internal/v1?key=s3cret",
+        "http://otel_collector:4318",
+        "http://[::1]:4318",
+    ],
+)
+def test_an_address_that_can_be_called_is_taken(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that no collector is at."""
+    with exporting({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": address}) as provider:
+        assert provider is not None
+    assert [] == caplog.records
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting"),
+    [
+        ("ValueError", {"OTEL_BSP_MAX_QUEUE_SIZE": "1", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2"}),
+        # It is asked for by the SDK, since it is to add credentials to the requests.
+        ("RuntimeError", {"OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER": "s3cret"}),
+    ],
+)
+def test_what_the_sdk_refuses_is_a_warning_without_its_text(
+    kind: str,
+    setting: Mapping[str, str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The SDK's text repeats a setting's value."""
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    with exporting({**ENDPOINT, **setting}) as provider:
+        assert provider is None
+    (record,) = caplog.records
+    assert "tracing.unavailable" == record.msg
+    assert f"OpenTelemetry's SDK raises {kind}: look" in vars(record)["cause"]
 
 
 def test_without_the_sdk_it_says_what_to_install(
@@ -129,9 +189,15 @@ def test_the_stop_does_not_wait_for_a_collector_that_is_away(
     """What the collector does not take in time is lost."""
     answers, ended = threading.Event(), list[bool]()
     away = SimpleNamespace(shutdown=lambda: ended.append(answers.wait(LONG_SECONDS)))
-    monkeypatch.setattr(trace_export, "_provider", lambda _: away)
+    monkeypatch.setattr(trace_export, "_provider", lambda *_: away)
     monkeypatch.setattr(trace_export, "STOP_SECONDS", SOON_SECONDS)
     with exporting(ENDPOINT):
         pass
     assert [] == ended
+    # Nor are the SDK's last words the log's.
+    sdk = logging.getLogger("opentelemetry")
+    assert not sdk.propagate
+    (stopping,) = (each for each in threading.enumerate() if each.name == "last traces")
     answers.set()
+    stopping.join(LONG_SECONDS)
+    assert sdk.propagate
