@@ -19,7 +19,7 @@ from stretto.postgres.driver_errors import in_words, store_error
 SOURCES = sorted(Path(stretto.__file__).parent.rglob("*.py"))
 # As a label or a field beside words; as a part of a sentence.
 ALLOWED = re.compile(
-    r"kind=type|name = error if |WebhookTried\(|"
+    r"kind ?= ?type|name = error if |WebhookTried\(|"
     r"(on_create|authorize|on_event|\{self\._name\}|pool) raised \{"
 )
 PLACE = ConnectionKey("secret.example", 1, False, False, None, None, None)

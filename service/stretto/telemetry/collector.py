@@ -50,7 +50,8 @@ class CollectorSession(requests.Session):
         try:
             answer = super().request(*args, **kwargs)
         except Exception as error:
-            self._failed(type(error).__name__)
+            kind = type(error).__name__
+            self._failed(kind)
             raise
         self._failed("" if answer.ok else f"HTTP {answer.status_code}")
         return answer

@@ -58,9 +58,8 @@ def exporting(environ: Mapping[str, str]) -> Iterator[TracerProvider | None]:
         logger.warning("tracing.unavailable", cause=cause)
     except Exception as error:  # noqa: BLE001 the SDK's own, or a plugin's of it
         # Its text may have a setting's value in it.
-        kind = type(error).__name__
-        cause = f"OpenTelemetry's SDK raises {kind}: look at OTEL_BSP_… and other settings OTEL_…"
-        logger.warning("tracing.unavailable", cause=cause)
+        cause = "OpenTelemetry's SDK refuses a setting: look at OTEL_BSP_… and the others of OTEL_…"
+        logger.warning("tracing.unavailable", kind=type(error).__name__, cause=cause)
     try:
         yield provider
     finally:
