@@ -390,7 +390,8 @@ INSERT INTO history_start DEFAULT VALUES;
 -- outbox_present: the end of the log, behind its last visible event, and which transactions below
 -- it may still commit. Every reader's place rests on it, and on no newer transaction id: the commit
 -- of a visible event is flushed, but a crash of the server forgets asynchronous commits, and gives
--- their ids out again.
+-- their ids out again. Nor does it rest on a row whose position this server has not reached (`unreached`), as one
+-- written by hand: everything up to there would count as read before it comes. No reader has it until then.
 CREATE VIEW outbox_present AS
 SELECT newest.number AS history, bound.next_position, below.running,
        format('%s:%s:%s', coalesce(below.running[1], bound.next_position), bound.next_position,
@@ -404,16 +405,25 @@ SELECT newest.number AS history, bound.next_position, below.running,
                                               FROM outbox_slot)
             THEN history_start.running::text::bigint[] ELSE '{}' END AS start_running,
        -- It knows of no running transactions, so a place there would cover what nobody has read.
-       pg_is_in_recovery() AS is_standby
+       pg_is_in_recovery() AS is_standby,
+       server.unreached
 FROM (SELECT * FROM outbox_history ORDER BY number DESC LIMIT 1) AS newest
 CROSS JOIN history_start
 -- OFFSET has each of them computed once.
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN newest.server_started_at = pg_postmaster_start_time()
+                THEN pg_snapshot_xmax(pg_current_snapshot())
+                -- Its events have positions of another start, or of another server. No bigint is greater.
+                ELSE '9223372036854775807' END AS unreached
+    OFFSET 0
+) AS server
 CROSS JOIN LATERAL (
     SELECT greatest(
         newest.position::text::bigint,
         CASE WHEN history_start.history = newest.number
              THEN history_start.position::text::bigint END,
-        (SELECT position::text::bigint + 1 FROM outbox WHERE outbox.history = newest.number
+        (SELECT position::text::bigint + 1 FROM outbox
+         WHERE outbox.history = newest.number AND outbox.position < server.unreached
          ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1)) AS next_position
     OFFSET 0
 ) AS bound

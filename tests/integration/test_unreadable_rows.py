@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 BOB = UserId("bob")
 DIGEST = b"u" * 32
+# Text that no compression makes short enough for an index.
+LONG = "(SELECT string_agg(gen_random_uuid()::text, '') FROM generate_series(1, 200))"
+LONG_OWNER = f"recipients = ARRAY[{LONG}, 'bob']"
 # What is written over a row, and whether the row is that of a change.
 UNREADABLE_ROWS = {
     "no time": ("conversation_id = 'ffffffff-ffff-4fff-bfff-ffffffffffff'", False),
@@ -67,6 +70,12 @@ UNREADABLE_ROWS = {
     "no recipient": ("recipients = '{bob,NULL}'", False),
     "no type": ("event_type = 'group' || chr(13) || chr(10) || 'changed'", True),
     "too long a type": ("event_type = repeat('a', 129)", True),
+    "no type, and too long an owner": (f"event_type = 'group.*', {LONG_OWNER}", True),
+    "no type, in a year to come": ("event_type = 'group.*', created_at = '294000-01-01'", True),
+    "no type, in a year before ours": (
+        "event_type = 'group.*', created_at = '4000-01-01 BC'",
+        True,
+    ),
     "no header field": ("trace_context = '00' || chr(10)", False),
     "a control character in a header field": ("trace_context = '00' || chr(1)", False),
     "too long a header field": ("trace_context = repeat('0', 569)", False),
@@ -246,6 +255,21 @@ async def test_the_webhook_gets_what_lies_behind_and_the_row_is_a_dead_letter(
     (letter,) = await dead_letters(connection, 10)
     assert (bad, f"webhook: {UNREADABLE}") == (letter["event_id"], letter["dead_reason"])
     assert [EventDeadLettered(bad, f"webhook: {UNREADABLE}")] == observed
+
+
+@pytest.mark.parametrize("owner", [LONG_OWNER, f"change = jsonb_build_object('owner_id', {LONG})"])
+async def test_an_owner_of_any_length_stops_the_webhook_for_nobody(
+    owner: str, database: Database, connection: Connection
+) -> None:
+    """No index takes 2,700 bytes: its deliveries are of an owner that is cut. The event is as it was written."""
+    store = PostgresWebhookStore(database, DIGEST)
+    await store.open()
+    events = {await commit_event(connection, ("bob",), event_type="group.changed")}
+    await connection.execute(f"UPDATE outbox SET {owner}")
+    events.add(await commit_event(connection))
+    for _ in range(2):
+        await store.enrol(1)
+    assert events == {each.event.event_id for each in await store.take(10, 60)}
 
 
 async def test_rows_of_a_history_that_is_none_are_in_nobodys_way(

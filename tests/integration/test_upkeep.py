@@ -100,6 +100,10 @@ async def create(component: Component, key: str) -> UUID:
         ),
         ("event without a group", "UPDATE outbox SET subject = gen_random_uuid()"),
         (
+            "event at a position that this server has not reached",
+            "UPDATE outbox SET position = '9000000000000000000'",
+        ),
+        (
             "group with more than one event",
             """INSERT INTO outbox (slot, history, event_id, subject, recipients, conversation_id,
                                    group_name)

@@ -60,12 +60,14 @@ WHERE name = 'bus' AND token = $1;
 -- name: refuse_events
 -- Make deliveries of events that the bus has refused once: their histories $1, positions $2 and ids
 -- $3. They are tried again after $4 seconds; $5 is now. The place moves on after this commit, so
--- that a crash undoes this only together with that. It fails where policies may hide events.
+-- that a crash undoes this only together with that. An owner and a time are as in the webhook's enrol. It fails
+-- where policies may hide events.
 INSERT INTO outbox_delivery (reader, owner_id, created_at, event_id, subject, conversation_id,
                              recipients, group_name, group_kind, metadata, trace_context,
                              event_type, change, due_at, tries, is_due)
-SELECT 'bus', coalesce(change ->> 'owner_id', recipients[1], ''),
-       created_at, event_id, subject, conversation_id, recipients, group_name, group_kind,
+SELECT 'bus', left(coalesce(change ->> 'owner_id', recipients[1], ''), 128),
+       least(greatest(created_at, 'epoch'), coalesce($5::timestamptz, clock_timestamp())),
+       event_id, subject, conversation_id, recipients, group_name, group_kind,
        metadata, trace_context, event_type, change,
        coalesce($5::timestamptz, clock_timestamp()) + clock_ahead + make_interval(secs => $4), 1,
        false

@@ -93,9 +93,11 @@ LIMIT $1;
 -- contradicts its group. The log may still have the event of a group that was deleted and created
 -- again: it has another conversation, beside the event of the present one. The members may have
 -- changed since, so only the one who has created the group is compared. A tombstone has nothing to be
--- compared; that of a failed attempt never had an event.
+-- compared; that of a failed attempt never had an event. One ahead of the server was written by hand: nobody
+-- has it until its position is reached.
 SELECT subject AS group_id,
-       CASE WHEN is_there IS NOT TRUE THEN 'event without a group'
+       CASE WHEN is_ahead THEN 'event at a position that this server has not reached'
+            WHEN is_there IS NOT TRUE THEN 'event without a group'
             WHEN events_count > 1 THEN 'group with more than one event'
             WHEN is_untrue THEN 'event of its deletion, but the group is there'
             WHEN has_own IS NOT TRUE THEN 'event names another conversation than its group'
@@ -108,10 +110,11 @@ FROM (SELECT subject, coalesce(change ->> 'owner_id', recipients[1]) AS event_ow
                  OVER (PARTITION BY subject) OR deleted_at IS NOT NULL AS has_own,
              event_type = 'group.deleted' AND outbox.conversation_id = chat_group.conversation_id
                  AS is_untrue,
+             (history, position) >= (SELECT history, unreached FROM outbox_present) AS is_ahead,
              chat_group.failure_code IS NULL AND chat_group.group_id IS NOT NULL AS is_there
       FROM outbox LEFT JOIN chat_group ON chat_group.group_id = subject) AS event
 WHERE events_count > 1 OR has_own IS NOT TRUE OR owner_id <> event_owner_id
-   OR is_there IS NOT TRUE OR is_untrue
+   OR is_there IS NOT TRUE OR is_untrue OR is_ahead
 LIMIT $1;
 
 -- name: check_changes

@@ -217,6 +217,7 @@ FROM outbox_reader AS reader,
     (SELECT created_at FROM outbox
      WHERE (outbox.history, position) >= (reader.history, pg_snapshot_xmax(reader.seen))
        AND outbox.history = ANY (ARRAY(SELECT number FROM outbox_history))
+       AND (outbox.history, position) < (SELECT history, unreached FROM outbox_present)
      ORDER BY outbox.history, position LIMIT 1)) AS oldest_at OFFSET 0) AS owed
 WHERE name = $1;
 

@@ -27,7 +27,9 @@ SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 -- Behind a pooler no setting has the statement fail where policies hide events, so it says whether they
 -- may: the log is locked, so that they are not switched on within the statement.
 -- It fails where the session leads to another schema than ours, as a claim does (writes.sql).
-WITH wanted AS MATERIALIZED (
+WITH present AS MATERIALIZED (
+    SELECT * FROM outbox_present
+), wanted AS MATERIALIZED (
     SELECT unnest($5::text[]) AS member
 ), had AS MATERIALIZED (
     SELECT * FROM unnest($7::text::xid8[], $8::boolean[], $9::uuid[]) AS had (at, is_change, id)
@@ -40,8 +42,11 @@ WITH wanted AS MATERIALIZED (
     UNION ALL
     (SELECT * FROM outbox
      WHERE (history, position) >= ($1::integer, $2::xid8)
-       -- One written by hand may name another: no place can be behind it.
+       -- One written by hand may name another, or the last position that there is: no place can be behind
+       -- it. Or it is ahead of the server.
        AND history = ANY (ARRAY(SELECT number FROM outbox_history))
+       AND position < '9223372036854775807'
+       AND (history, position) < (SELECT history, unreached FROM present)
        AND (cardinality($9::uuid[]) = 0 OR history > $1::integer OR NOT EXISTS (
           SELECT FROM had
           WHERE at = position AND (event_type IS NOT NULL, event_id) <= (is_change, id)))
@@ -61,7 +66,7 @@ WITH wanted AS MATERIALIZED (
           ORDER BY history, position, event_type IS NOT NULL, event_id
           LIMIT $4 + 1) AS first
 )
-SELECT row_to_json(outbox_present) AS present,
+SELECT row_to_json(present) AS present,
        (SELECT count(*) FROM page) >= $4 AS is_full,
        (SELECT count(*) FROM page AS next JOIN page AS last USING (history, position)
         WHERE next.number = $4 + 1 AND last.number = $4) > 0 AS is_cut,
@@ -73,7 +78,7 @@ SELECT row_to_json(outbox_present) AS present,
        NULL AS conversation_id, NULL AS owner_id, NULL AS group_name, NULL AS members_count,
        NULL AS group_kind, NULL AS metadata, NULL AS trace_context, NULL AS event_type,
        NULL AS change, NULL AS recipients, NULL AS member_ids, NULL AS number
-FROM outbox_present
+FROM present
 WHERE require_home_1(NULL, '') = ''
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, history, position, event_id, subject, conversation_id,

@@ -108,6 +108,7 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- A reader may still wait for a transaction that is older than the partition's last event. While that
 -- runs, nothing of it is in a partition that is locked for truncation (`running`: the snapshot that
 -- says so): it keeps no partition, however old it is. Once it has ended, the reader has to look first.
+-- Nor does a row that is ahead of the server: no reader comes past it.
 -- It fails where policies may hide events or readers, also from the truncation.
 SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
        format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate,
@@ -128,7 +129,9 @@ WHERE ended_at < before
   AND NOT EXISTS (
       SELECT FROM outbox_reader AS reader
       CROSS JOIN LATERAL (
-          SELECT history, position FROM outbox WHERE outbox.slot = slot.slot
+          SELECT history, position FROM outbox
+          WHERE outbox.slot = slot.slot
+            AND (history, position) < (SELECT history, unreached FROM outbox_present)
           ORDER BY history DESC, position DESC LIMIT 1
       ) AS last
       WHERE disabled_at IS NULL AND served_at >= before
@@ -151,10 +154,13 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_sc
 -- begins later already, and mark the partition as empty. Of the transactions that a snapshot $2 lists
 -- as running, taken since the partition is locked, keep those below that start. They are of the newest
 -- history; on a server that would begin another one, their ids are of none yet. Histories of which
--- nothing is kept are forgotten. It fails where policies may hide the start.
+-- nothing is kept are forgotten. The log begins behind no row that is ahead of the server. It fails
+-- where policies may hide the start.
 WITH last AS (
     SELECT history, (position::text::bigint + 1)::text::xid8 AS position FROM outbox
-    WHERE slot = $1::integer ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1
+    WHERE slot = $1::integer AND outbox.position < '9223372036854775807'
+      AND (outbox.history, outbox.position) < (SELECT history, unreached FROM outbox_present)
+    ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1
 ), start AS (
     SELECT history, position FROM last UNION ALL SELECT history, position FROM history_start
     ORDER BY history DESC, position DESC LIMIT 1

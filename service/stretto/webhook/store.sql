@@ -59,7 +59,9 @@ WHERE name = 'webhook' AND require_all_rows_1('outbox_reader', 'outbox_history')
 -- (a promoted server may have begun another one). $10 is now. Needs no durability: a crash loses
 -- deliveries and place together. If the clock has gone back, as after a failover, the reader's clock goes
 -- ahead of it by as much more: by how far `served_at` lies in the future, which is known to a minute. A
--- transaction is gone through once, not for each of its events. It fails where policies may hide events:
+-- transaction is gone through once, not for each of its events. Owners have 128 characters at most; of a
+-- longer one, written by hand, the indexes could take no row; and a time that none can be is the nearest one that
+-- can. It fails where policies may hide events:
 -- the place would pass over them.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($10::timestamptz, clock_timestamp()) AS now,
@@ -80,9 +82,10 @@ WITH clock AS MATERIALIZED (
     INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
                                  group_name, group_kind, metadata, trace_context, event_type, change,
                                  due_at, owner_id)
-    SELECT 'webhook', created_at, event_id, subject, conversation_id, recipients, group_name,
+    SELECT 'webhook', least(greatest(created_at, 'epoch'), clock.now),
+           event_id, subject, conversation_id, recipients, group_name,
            group_kind, metadata, trace_context, event_type, change, clock.now + ahead,
-           coalesce(change ->> 'owner_id', recipients[1], '')
+           left(coalesce(change ->> 'owner_id', recipients[1], ''), 128)
     FROM turn, clock,
          (SELECT DISTINCT history, position::xid8
           FROM unnest($1::integer[], $2::text[]) AS found (history, position)) AS found
