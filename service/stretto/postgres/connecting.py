@@ -15,6 +15,7 @@ from stretto.postgres.comparing import Comparisons, ask_all
 from stretto.postgres.database_url import split_hosts
 from stretto.postgres.driver_connection import DriverConnection, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS
+from stretto.postgres.first_answer import drivers_loop
 from stretto.postgres.host_failures import unreachable
 from stretto.postgres.pooler import split_pooler
 from stretto.postgres.primaries import UNKNOWN, OpenConnections, Primary, replaced_last
@@ -22,7 +23,6 @@ from stretto.postgres.queries import QUERIES
 from stretto.postgres.race import SILENT_SECONDS, race
 from stretto.postgres.searching import PrimarySearch
 from stretto.postgres.server_settings import ISOLATION
-from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Connector:
         name, port = host
         return await asyncpg.connect(
             self._dsn,
-            loop=loop_with_own_lookups(),
+            loop=drivers_loop(),
             host=name,
             port=port,
             timeout=CONNECT_SECONDS,

@@ -36,6 +36,7 @@ UNSURE_COMMIT: Final = "SyncRepWaitForLSN"
 CANCEL_AGAIN_SECONDS: Final = 0.1
 # Before a connection is cut: for the request, and for the server's answer.
 CANCEL_SECONDS: Final = 0.5
+NO_VERSION: Final = "the server names no version: it is no PostgreSQL"
 
 
 class DriverConnection(_Connection):
@@ -48,14 +49,19 @@ class DriverConnection(_Connection):
     __slots__ = ("_asking", "_is_wanted", "answered_at")
     _top_xact: object
 
-    def __init__(self, *driver: Any) -> None:
-        """Take what the driver gives."""
+    def __init__(self, protocol: Any, *driver: Any) -> None:
+        """Take what the driver gives; raises `asyncpg.InternalClientError` where no server can have given it."""
         self.answered_at = float("-inf")
         """When it has last answered a statement without an error (`time.monotonic`)."""
         self._asking: asyncio.Task[None] | None = None
         self._is_wanted = False
         """Whether a statement waits for the answer, and comes before another question."""
-        super().__init__(*driver)
+        try:
+            super().__init__(protocol, *driver)
+        except (AttributeError, ValueError) as error:
+            # The driver leaves it open.
+            protocol.abort()
+            raise asyncpg.InternalClientError(NO_VERSION) from error
 
     def ask(self) -> None:
         """Have the server answer, if it lives, unless it is being asked, or a statement runs.

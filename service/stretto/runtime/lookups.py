@@ -45,10 +45,10 @@ _UNDER_WAY: Final[
 
 def loop_with_own_lookups() -> asyncio.AbstractEventLoop:
     """Return the running loop, for a library that takes one, with lookups in threads of our own."""
-    return cast("asyncio.AbstractEventLoop", _Loop(asyncio.get_running_loop()))
+    return cast("asyncio.AbstractEventLoop", LoopWithOwnLookups(asyncio.get_running_loop()))
 
 
-class _Loop:
+class LoopWithOwnLookups:
     """A loop: equal to the one that it stands for, whose tasks are known by it.
 
     What is not about names is that one's.
