@@ -58,7 +58,9 @@ class _File:
     def answer(self, request: web.Request) -> web.Response:
         """Return the answer that has the file, or says that the client has it already."""
         headers = {**_HEADERS, hdrs.ETAG: self.tag}
-        if self.tag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
+        known = request.headers.get(hdrs.IF_NONE_MATCH, "")
+        # A star is any version (RFC 9110, 13.1.2).
+        if known == "*" or self.tag in known:
             return web.Response(status=304, headers=headers)
         return web.Response(
             body=self.body, content_type=self.media_type, charset="utf-8", headers=headers
