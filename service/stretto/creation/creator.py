@@ -140,7 +140,7 @@ class GroupCreator:
         id_ = group_id_bytes(new_group.owner, key)
         return await self._create(id_, self._memory.find(id_), new_group, NO_BODY, wait_seconds)
 
-    async def create_from(
+    async def create_from(  # noqa: PLR0913 by name alone
         self,
         owner: UserId,
         key: IdempotencyKey,
@@ -149,12 +149,14 @@ class GroupCreator:
         wait_seconds: float = WAIT_SECONDS_DEFAULT,
         out_of_range: OutOfRange | None = None,
         claims: Mapping[str, Any] | None = None,
+        parsed: Callable[[], object] = lambda: None,
     ) -> Answer:
         """Create the group that a request's JSON body asks for; as `create` otherwise.
 
         Most retries repeat their request byte by byte: such a body is not parsed again once it has
         succeeded. Raises `RequestInvalid` too, and `FirstSentOutOfRange` if `out_of_range` and the
-        key has no attempt and no group. `claims` are those of the request's token.
+        key has no attempt and no group. `claims` are those of the request's token. `parsed` is
+        called when the body is kept no longer.
         """
         self.require_own_loop()
         require_kind("body", body, bytes)
@@ -167,12 +169,11 @@ class GroupCreator:
             return self._observed(document, _REPLAYED)
         if is_large(body):
             await self.turns.take(owner, BODIES_PER_TURN)
-            # Another request of the key may have succeeded during the wait.
-            known = self._memory.find(id_)
-        new_group = NewGroup.parse(owner, parse_json(body), claims)
-        return await self._create(
-            id_, known, new_group, digest(body), wait_seconds, out_of_range=out_of_range
-        )
+            known = self._memory.find(id_)  # It may have succeeded meanwhile.
+        given = id_, known, NewGroup.parse(owner, parse_json(body), claims), digest(body)
+        del body
+        parsed()
+        return await self._create(*given, wait_seconds, out_of_range=out_of_range)
 
     def begin(  # noqa: PLR0913 an object of them would be made for each request
         self,
@@ -247,8 +248,7 @@ class GroupCreator:
         if (hook := self._hooks.caller()) is not None:
             raise CreatedInHook(hook)
         fingerprint = new_group.fingerprint()
-        deadline = self._loop.time() + wait_seconds
-        authorization = self._authorization
+        deadline, authorization = self._loop.time() + wait_seconds, self._authorization
         try:
             while True:
                 if known is not None:

@@ -7,6 +7,7 @@ What only a real database can show is in `tests/integration`; that the stores do
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -199,6 +200,19 @@ async def test_large_bodies_are_parsed_one_in_a_turn(
         await asyncio.gather(*asked, return_exceptions=True)
 
     assert (5, turns) == (len(parsed), len(set(parsed)))
+
+
+async def test_a_body_is_not_kept_while_its_group_is_created(creator: GroupCreator) -> None:
+    """It may have 256 KiB, and its group may wait for the database for long."""
+    body = b'{"name": "Team"}'.ljust(100)
+    references: list[int] = []
+
+    def count() -> None:
+        references.append(sys.getrefcount(body))
+
+    count()
+    await creator.create_from(ALICE, KEY, body, parsed=count)
+    assert [references[0]] * 2 == references
 
 
 async def test_a_settled_attempt_is_answered_from_memory(

@@ -18,6 +18,7 @@ from aiohttp.web_protocol import RequestHandler
 import stretto
 from stretto.http.front.chunks import ChunkCount
 from stretto.http.front.connection import ClientConnection
+from stretto.http.front.counting import CountedArrival
 from stretto.http.front.fast_path import FastPathConnection
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.front.runner import ContractRunner, ContractServer
@@ -32,6 +33,7 @@ HTTP = Path(stretto.__file__).parent / "http"
 # Whose private names these files may use, beside those that they define themselves.
 OURS = {
     "connection.py": ClientConnection,
+    "counting.py": CountedArrival,
     "fast_path.py": FastPathConnection,
     "queueing.py": BoundedQueue,
     "writing.py": BoundedWriting,
@@ -58,7 +60,10 @@ def known_names(ours: type) -> set[str]:
     """Return what aiohttp gives its objects, and what our class adds."""
     handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
     server = {*dir(web.Server), *vars(web.Server(no_handler))}
-    classes = (ours, FastPathConnection, BoundedQueue, BoundedWriting, ContractRunner)
+    classes = (
+        *(ours, CountedArrival, FastPathConnection, BoundedQueue, BoundedWriting),
+        ContractRunner,
+    )
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
     return (
         handler

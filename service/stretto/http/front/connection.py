@@ -5,8 +5,8 @@ Both are bounded here. A request that is cut off while it arrives has claimed no
 answered: a proxy counts a connection that closes without an answer against the service.
 
 Bytes belong to a body as long as the body of the newest message is not complete; all others belong
-to a head. `writing.py` bounds the client's reading, `queueing.py` the requests that wait, and
-`fast_path.py` answers creations before they are parsed.
+to a head. `writing.py` bounds the client's reading, `queueing.py` the requests that wait, `counting.py` what all
+clients have sent, and `fast_path.py` answers creations before they are parsed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from stretto.errors import HeadTooLarge, InternalError, RequestInvalid, RequestTooSlow, StrettoError
-from stretto.http.front.fast_path import CREATION, FastPathConnection
+from stretto.http.front.counting import CountedArrival
+from stretto.http.front.fast_path import CREATION
 from stretto.http.front.heads import HEAD_BYTES_MAX, too_large_part
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.problems import COMMON_FIELDS, drop_frames, problem_response
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
 UNREADABLE: Final = "This is not a request that can be read."
 
 
-class ClientConnection(FastPathConnection):
+class ClientConnection(CountedArrival):
     """aiohttp's side of a connection, with bounds."""
 
-    __slots__ = ("_head_bytes", "_plain_requests", "_read_seconds", "_read_timer")
+    __slots__ = ("_head_bytes", "_plain_requests", "_read_seconds")
 
     def __init__(self, manager: LimitedServer, **options: Any) -> None:
         # The rest of a request that was answered early has the same time as any request.
@@ -50,8 +51,6 @@ class ClientConnection(FastPathConnection):
         )
         self._plain_requests = PlainRequests()
         self._read_seconds = limits.read_timeout_seconds
-        self._read_timer: asyncio.TimerHandle | None = None
-        """Runs while a request has begun to arrive and is not complete."""
         self._head_bytes = 0
         """Of the newest request, with what arrived together with it."""
 
@@ -119,6 +118,7 @@ class ClientConnection(FastPathConnection):
             self._pause_transport_reading()
             return
         if self._must_wait(data):
+            self._note_arrived()
             return
         began = perf_counter()
         request = self._plain_requests.read(data)
@@ -135,6 +135,7 @@ class ClientConnection(FastPathConnection):
         is_new = self._request_count > count
         if is_new and request is not None and self._service is not None:
             self._admit(self._service, request)
+        self._note_arrived()
         if self._is_in_body:
             self._head_bytes = 0
             if not self._owes_answers:
@@ -169,7 +170,6 @@ class ClientConnection(FastPathConnection):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
-        self._stop_read_timer()
         super().connection_lost(exc)
         # These refer back to this object, which only the garbage collector would free then. aiohttp
         # leaves the callback of a WebSocket that was served here, and the bodies of what is queued.
@@ -212,8 +212,7 @@ class ClientConnection(FastPathConnection):
             await self._drain_helper()
         except ConnectionError:
             return resp, True
-        # aiohttp keeps both until the connection's next request: a page of groups may have 2 MB.
-        request._read_bytes = None  # noqa: SLF001 where aiohttp keeps a body that was read
+        # aiohttp keeps it until the connection's next request: a page of groups may have 2 MB.
         if isinstance(resp, web.Response):
             resp.body = None
         self._answer_bytes = 0
@@ -241,11 +240,6 @@ class ClientConnection(FastPathConnection):
     def _start_read_timer(self) -> None:
         if self._read_timer is None:
             self._read_timer = self._loop.call_later(self._read_seconds, self._cut_off, "too_slow")
-
-    def _stop_read_timer(self) -> None:
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-            self._read_timer = None
 
     def _cut_off(self, reason: str) -> None:
         logger.info("request.cut_off", reason=reason)

@@ -16,6 +16,7 @@ from stretto.creation.creator import WAIT_SECONDS_DEFAULT
 from stretto.domain import USER_ID_CHARACTERS_MAX
 from stretto.errors import NotFound, ParameterError, RequestInvalid, StrettoError, Unauthenticated
 from stretto.http.answers import created_fields
+from stretto.http.bodies import body_under_way
 from stretto.http.requests import (
     read_body,
     read_first_sent,
@@ -53,15 +54,18 @@ async def create_group(request: web.Request) -> web.Response:
     first_sent = read_first_sent(request.headers)
     wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
     service = request.app[SERVICE]
-    body = await read_body(request, partial(service.creator.turns.take, token.owner))
-    answer = await service.creator.create_from(
-        token.owner,
-        key,
-        body,
-        wait_seconds=wait_seconds,
-        out_of_range=service.age.out_of_range(first_sent),
-        claims=token.claims,
-    )
+    turn = partial(service.creator.turns.take, token.owner)
+    async with body_under_way(request, token.owner) as body:
+        answer = await service.creator.create_from(
+            token.owner,
+            key,
+            # Kept by no name here: it is dropped once it is parsed.
+            body.noted(await read_body(request, turn)),
+            wait_seconds=wait_seconds,
+            out_of_range=service.age.out_of_range(first_sent),
+            claims=token.claims,
+            parsed=body.hand_over,
+        )
     return web.Response(
         status=201,
         body=answer.document,

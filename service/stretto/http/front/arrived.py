@@ -1,0 +1,58 @@
+"""Requests that have arrived and are not worked on yet: bounded, of all clients together.
+
+A body has 256 KiB at most, but thousands of them may be under way at once: some thousand connections
+of one user that never send the last byte, or send all at once and wait for their turns to be parsed,
+would take all of the memory. Beyond the bound, requests are refused, first those of the user whose
+bodies hold most (`fair_bytes.py`).
+
+Counted is all that a connection has for requests that no work has taken over: the body that is being
+read, also as it is decompressed, what is queued behind it, and what is not parsed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from stretto.codec import BODY_BYTES_MAX, LARGE_BODY_BYTES
+from stretto.http.front.fair_bytes import ClientOfUser, FairBytes
+
+# Of the largest bodies, 512. In memory they take a tenth more.
+ARRIVED_BYTES_MAX: Final = 128 * 2**20
+# Less is not counted: 10,000 connections have 80 MiB of it. Nearly all creations are smaller.
+COUNTED_BYTES_MIN: Final = LARGE_BODY_BYTES
+# Users who hold no more are equal: one with a body or two is not refused for another one's hundreds.
+USER_BYTES_MIN: Final = 2 * BODY_BYTES_MAX
+
+
+class ArrivingClient(ClientOfUser, Protocol):
+    """A connection on which requests arrive."""
+
+    @property
+    def arrived_bytes(self) -> int:
+        """What has arrived and is not worked on yet."""
+
+    def refuse_arrived(self) -> None:
+        """Answer that with an error, and drop it."""
+
+
+class ArrivedRequests(FairBytes[ArrivingClient]):
+    """The clients of which much has arrived."""
+
+    reason = "too_many_bodies"
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(
+            bytes_max, counted_bytes_min=COUNTED_BYTES_MIN, user_bytes_min=USER_BYTES_MIN
+        )
+
+    def note(self, client: ArrivingClient) -> None:
+        """Note how much a client has sent; where that is too much in all, refuse some."""
+        self._count(client, client.arrived_bytes)
+
+    def _rank(self, client: ArrivingClient) -> int:  # noqa: ARG002 all are equal
+        """The one that came first, first: where nothing stalls, it would be done by now."""
+        return 0
+
+    def _end(self, client: ArrivingClient) -> None:
+        # At once: in one turn of the loop, thousands of connections may be read.
+        client.refuse_arrived()

@@ -1,0 +1,164 @@
+"""The side of a connection that counts what has arrived and no work has taken over.
+
+The sum of all connections is bounded (`arrived.py`). Where it is too much, a connection is refused what
+it has sent: the request whose body is read or waits to be parsed, and the first that is queued, are
+answered 503, and the connection ends. What is worked on already is answered before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiohttp.web_protocol import _ErrInfo
+
+from stretto.http.bodies import BodyClient, too_many_bodies
+from stretto.http.front.fast_path import FastPathConnection
+from stretto.http.front.heads import head_bytes
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiohttp import StreamReader, web
+    from aiohttp.web_request import BaseRequest
+
+    from stretto.creation.flight import Answer
+    from stretto.domain import UserId
+    from stretto.errors import StrettoError
+    from stretto.http.front.limits import LimitedServer
+
+
+class CountedArrival(FastPathConnection, BodyClient):
+    """aiohttp's side of a connection of which all that arrives is counted."""
+
+    __slots__ = (*("_arrived", "_begun", "_body_bytes", "_is_refused", "_read_timer", "_refusal"),)
+
+    def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
+        super().__init__(manager, write_seconds, **options)
+        self._arrived = manager.arrived
+        self._read_timer: asyncio.TimerHandle | None = None
+        """Runs while a request has begun to arrive and is not complete."""
+        self._begun: StreamReader | None = None
+        """The body of the request whose handler has begun, until its work has taken the body over."""
+        self._body_bytes = 0
+        """Of that body when it was read, and decompressed."""
+        self._refusal: asyncio.Timeout | None = None
+        """Ends the wait of that request, if it has come to read its body."""
+        self._is_refused = False
+        """Whether what has arrived was refused."""
+
+    @property
+    def arrived_bytes(self) -> int:
+        """What has arrived and is not worked on yet."""
+        count = len(self._unparsed) + len(self._held) + len(self._message_tail)
+        for message, body in self._messages:
+            count += body.total_bytes
+            if len(self._messages) > 1 and not isinstance(message, _ErrInfo):
+                count += head_bytes(message)
+        if self._begun is not None:
+            count += max(self._begun.total_bytes, self._body_bytes)
+        return count
+
+    def _note_arrived(self) -> None:
+        """Count what has arrived."""
+        if not self._is_refused:
+            self._arrived.note(self)
+
+    def _answer_flight(self, outcome: Answer | StrettoError) -> None:
+        """Answer the creation in flight; what was held behind it is held no longer."""
+        has_held = bool(self._held)
+        super()._answer_flight(outcome)
+        if has_held:
+            self._note_arrived()
+
+    def begin(self) -> None:
+        """Note that a handler begins to work for a request of this client."""
+        super().begin()
+        request = self._current_request
+        if request is not None and request.body_exists:
+            # Nothing of it need have come: a proxy sends the head by itself.
+            self._begun = request.content
+            if self._is_refused:
+                # Python 3.11 begins a handler a turn of the loop after its message was taken.
+                self._refuse_unread(self._begun)
+        if self._begun is not None or self._messages:
+            self._note_arrived()
+
+    def begin_body(self, owner: UserId, refusal: asyncio.Timeout) -> None:
+        """Note that the body is read, and whose it is: its token may be verified only now."""
+        self.user = owner
+        self._refusal = refusal
+
+    def note_body(self, count: int) -> None:
+        """Note how long the body is: decompressed, it is longer than what has arrived."""
+        self._body_bytes = count
+        self._note_arrived()
+
+    def end_body(self) -> None:
+        """Count the body no longer, and keep nothing of it."""
+        if self._current_request is not None:
+            # No host's middleware reads it here.
+            self._current_request._read_bytes = None  # noqa: SLF001 where aiohttp keeps a body
+        self._begun = self._refusal = None
+        self._body_bytes = 0
+        self._note_arrived()
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; nothing of its request counts any more."""
+        # aiohttp keeps it until the connection's next request.
+        request._read_bytes = None  # noqa: SLF001 where aiohttp keeps a body that was read
+        self.end_body()
+        return await super().finish_response(request, resp, start_time)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the client."""
+        self._stop_read_timer()
+        self._is_refused = True
+        self._arrived.forget(self)
+        super().connection_lost(exc)
+        self._begun = self._refusal = None
+
+    def refuse_arrived(self) -> None:
+        """Answer what is not worked on yet with an error, and drop it; then the connection ends."""
+        if self._is_refused or self.is_ending or self.transport is None:
+            return
+        self._is_refused = True
+        if self._upgraded:
+            # No session goes on behind a gap.
+            self.close_at_once()
+            return
+        # Nothing more is read. What is held behind a creation in flight has no answer.
+        self._has_all = True
+        self._unparsed = self._held = b""
+        self._stop_read_timer()
+        self._pause_transport_reading()
+        queued = [body for _, body in self._messages]
+        self._messages.clear()
+        self._request_count -= len(queued)
+        is_begun_in_body = self._is_in_body and not (queued and queued[-1] is self._newest)
+        if is_begun_in_body and self._newest is not None:
+            if self._refusal is None:
+                self._drop_unread(self._newest)
+            self._refuse_body(too_many_bodies())
+        elif self._refusal is not None:
+            self._refusal.reschedule(self._loop.time())
+        elif self._begun is not None and not self._begun.at_eof():
+            self._refuse_unread(self._begun)
+        if queued:
+            self._refuse_head(too_many_bodies())
+
+    def _refuse_unread(self, body: StreamReader) -> None:
+        """Fail a complete body that its handler has not come to read."""
+        self._drop_unread(body)
+        body.set_exception(too_many_bodies())
+
+    def _drop_unread(self, body: StreamReader) -> None:
+        """Drop what has arrived of a body that nothing reads yet."""
+        if body.exception() is None:
+            body.read_nowait()
+
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
