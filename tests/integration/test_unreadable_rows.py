@@ -185,6 +185,28 @@ async def test_the_longest_type_and_trace_are_those_of_an_event(
         assert [event_id] == [each.event.event_id for each in await session.take()]
 
 
+@pytest.mark.parametrize("event_type", ["group.created", ""])
+async def test_rows_that_name_the_type_of_a_creation_are_read_once(
+    event_type: str, sessions: Sessions, database: Database, connection: Connection
+) -> None:
+    """They lie behind the creations of their transaction, as all that name a type: also where a page ends."""
+    log, count = PostgresLogStore(partial(database.connection, Lane.HISTORY)), PAGE_EVENTS + 5
+    begin = await log.present()
+    async with connection.transaction():
+        ids = [await commit_event(connection, ("bob",)) for _ in range(2)]
+        ids += [
+            await commit_event(connection, ("bob",), event_type=event_type) for _ in range(count)
+        ]
+    ids.append(await commit_event(connection, ("bob",)))
+    read: list[UUID] = []
+    for _ in range(4):
+        page = await log.page(begin, PAGE_EVENTS)
+        read += [each.event.event_id for each in page.events]
+        begin = page.place
+    assert len(ids) == len(read)
+    assert {*ids} == {*read}
+
+
 async def test_sessions_catch_up_over_a_page_of_nothing_else(
     sessions: Sessions, database: Database, connection: Connection
 ) -> None:

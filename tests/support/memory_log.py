@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from stretto.domain import EVENT_TYPE
 from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Place, Present
 
@@ -118,7 +119,10 @@ class MemoryLog:
         if events and newest.timeline != self.timeline:
             history = _history(newest.history.number + 1, self.timeline)
             newest = begun = Begun(history, position, self.timeline)
-        logged = tuple(LoggedEvent(event, newest.history, position) for event in events)
+        logged = tuple(
+            LoggedEvent(event, newest.history, position, is_change=event.event_type != EVENT_TYPE)
+            for event in events
+        )
         self.commits.append(Commit(position, bool(events), logged, begun))
 
     def roll_back(self, position: int) -> None:

@@ -51,12 +51,13 @@ class LoggedEvent:
     position: int
     is_readable: bool = True
     """Whether an event can be made of its row; else `event` is empty, and is not sent."""
+    is_change: bool = False
+    """Whether its row names a type: it lies behind its transaction's creations, also if that is theirs."""
 
     @property
     def part(self) -> Part:
         """What a reader has had of its transaction, once it has had this event."""
-        is_change = self.event.event_type != EVENT_TYPE
-        return Part(self.position, is_change, self.event.event_id)
+        return Part(self.position, self.is_change, self.event.event_id)
 
 
 @dataclass(frozen=True, slots=True)

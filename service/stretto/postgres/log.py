@@ -196,7 +196,8 @@ def _logged(row: asyncpg.Record, histories: Mapping[int, str]) -> LoggedEvent:
         event_type = row["event_type"] or EVENT_TYPE
         event = CommittedEvent(row["event_id"], (), b"", event_type=event_type)
     history = History(row["history"], histories[row["history"]])
-    return LoggedEvent(event, history, row["position"], is_readable)
+    is_change = row["event_type"] is not None
+    return LoggedEvent(event, history, row["position"], is_readable, is_change)
 
 
 def envelope(row: asyncpg.Record) -> bytes:

@@ -261,7 +261,7 @@ def at(position: int, event: int, history: History = HISTORY) -> LoggedEvent:
     where = part(position, event)
     event_type = "group.renamed" if where.is_change else EVENT_TYPE
     committed = CommittedEvent(where.event_id, (), b"{}", event_type=event_type)
-    return LoggedEvent(committed, history, position)
+    return LoggedEvent(committed, history, position, is_change=where.is_change)
 
 
 @given(
