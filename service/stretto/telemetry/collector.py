@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from http.client import HTTPResponse
 from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, Final
@@ -53,7 +54,11 @@ class CollectorSession(requests.Session):
             kind = type(error).__name__
             self._failed(kind)
             raise
-        self._failed("" if answer.ok else f"HTTP {answer.status_code}")
+        is_taken = answer.status_code < HTTPStatus.MULTIPLE_CHOICES
+        self._failed("" if is_taken else f"HTTP {answer.status_code}")
+        if answer.ok and not is_taken:
+            # The exporter follows none, and would take it for a success.
+            raise requests.TooManyRedirects
         return answer
 
 

@@ -60,7 +60,7 @@ async def test_others_do_not_give_way_to_leave_room_where_one_has_much() -> None
     """What is free then is enough: it is that one who comes to the bound again."""
     others, mallory = [Client() for _ in range(5)], [Client(MALLORY) for _ in range(4)]
     refused = await refused_of(ArrivedRequests(BYTES_MAX), [*others, *mallory])
-    assert [False] * 5 + [True, True, False, False] == refused
+    assert [False] * 5 + [False, False, True, True] == refused
 
 
 async def test_a_body_that_grows_counts_once() -> None:
@@ -79,10 +79,10 @@ async def test_many_users_of_many_bodies_keep_within_the_bound() -> None:
 
 
 async def test_many_users_of_one_body_keep_within_the_bound() -> None:
-    """Those that began first give way: where nothing stalls, they would be done."""
+    """Those that began last give way: else no slow one would come to its end while there are too many."""
     arrived = ArrivedRequests(BYTES_MAX)
     refused = await refused_of(arrived, [Client() for _ in range(9)])
-    assert [True] * 3 + [False] * 6 == refused
+    assert [False] * 6 + [True] * 3 == refused
 
 
 async def test_little_is_not_counted() -> None:

@@ -131,8 +131,6 @@ async def answering(
     ("status", "head", "kind"),
     [
         (200, {}, ""),
-        # `requests` reads the body of a redirect, even where it does not follow.
-        (302, {"Location": "/"}, ""),
         (503, {}, "HTTP 503"),
     ],
 )
@@ -146,6 +144,16 @@ async def test_nothing_is_unpacked(status: int, head: dict[str, str], kind: str)
             )
             assert (status, b"") == (answer.status_code, answer.content)
     assert [kind] == kinds
+    assert 1 == len(asked)
+
+
+async def test_a_redirect_is_no_success() -> None:
+    """The exporter follows none, and takes one for a success; `requests` reads its body all the same."""
+    kinds = list[str]()
+    async with answering(302, Location="/") as (url, asked):
+        with CollectorSession(kinds.append) as session, pytest.raises(requests.TooManyRedirects):
+            await asyncio.to_thread(session.post, url, timeout=TRY_SECONDS, allow_redirects=False)
+    assert ["HTTP 302"] == kinds
     assert 1 == len(asked)
 
 

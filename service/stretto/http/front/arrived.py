@@ -39,6 +39,7 @@ class ArrivedRequests(FairBytes[ArrivingClient]):
     """The clients of which much has arrived."""
 
     reason = "too_many_bodies"
+    is_newest_first = True
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__(
@@ -50,7 +51,10 @@ class ArrivedRequests(FairBytes[ArrivingClient]):
         self._count(client, client.arrived_bytes)
 
     def _rank(self, client: ArrivingClient) -> int:  # noqa: ARG002 all are equal
-        """The one that came first, first: where nothing stalls, it would be done by now."""
+        """The one that came last first (`is_newest_first`): it has the least to lose.
+
+        If the first ones gave way, no slow body would come to its end while there are too many.
+        """
         return 0
 
     def _end(self, client: ArrivingClient) -> None:

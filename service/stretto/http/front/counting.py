@@ -135,6 +135,9 @@ class CountedArrival(FastPathConnection, BodyClient):
         self._pause_transport_reading()
         queued = [body for _, body in self._messages]
         self._messages.clear()
+        for body in queued:
+            # The parser still has the last one, if that is not complete.
+            self._drop_unread(body)
         self._request_count -= len(queued)
         is_begun_in_body = self._is_in_body and not (queued and queued[-1] is self._newest)
         if is_begun_in_body and self._newest is not None:

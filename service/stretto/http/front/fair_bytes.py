@@ -34,6 +34,8 @@ class FairBytes(Generic[Client]):
 
     reason: str
     """Why one gave way, as the log has it."""
+    is_newest_first = False
+    """Whether of clients that rank the same the one that is counted last gives way first."""
 
     def __init__(self, bytes_max: int, *, counted_bytes_min: int, user_bytes_min: int) -> None:
         """Take the bound; what is too little to count; how much of it makes no user hold most."""
@@ -87,7 +89,8 @@ class FairBytes(Generic[Client]):
         Of one user's, and of all whose users hold little, it is the one that ranks highest. With
         each is what its user then holds beyond what makes none hold most.
         """
-        clients = sorted(self._bytes_of, key=self._rank, reverse=True)
+        clients = [*reversed(self._bytes_of)] if self.is_newest_first else [*self._bytes_of]
+        clients.sort(key=self._rank, reverse=True)
         held_by: Counter[UserId | None] = Counter()
         beyond: dict[Client, int] = {}
         for client in reversed(clients):
