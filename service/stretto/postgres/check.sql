@@ -52,7 +52,9 @@ LEFT JOIN (SELECT conversation_id, array_agg(user_id) AS owner_ids FROM conversa
 CROSS JOIN LATERAL (
     SELECT owner_id = ANY (owner_ids) OR (chat_group.revision > 0 AND owner_ids IS NOT NULL) AS is_owned
 ) AS owner
-LEFT JOIN (SELECT subject, max(coalesce(substring(change ->> 'revision' FROM '^\d{1,9}$')::integer, 0)) AS revision
+-- A revision that is none was written by hand.
+LEFT JOIN (SELECT subject,
+                  max(coalesce(substring(change ->> 'revision' FROM '^\d{1,9}$')::integer, 0)) AS revision
            FROM outbox GROUP BY subject) AS event ON event.subject = chat_group.group_id
 CROSS JOIN LATERAL (SELECT coalesce(deleted_at, changed_at, chat_group.created_at) AS at) AS changed
 WHERE chat_group.conversation_id IS NOT NULL
@@ -133,7 +135,8 @@ SELECT group_id, CASE WHEN newest > revision THEN 'event of a change that its gr
 FROM chat_group
 JOIN (SELECT conversation_id, min(number) AS oldest, max(number) AS newest,
              count(DISTINCT number) AS kept
-      FROM (SELECT conversation_id, coalesce(substring(change ->> 'revision' FROM '^\d{1,9}$')::integer, 0) AS number
+      FROM (SELECT conversation_id,
+                   coalesce(substring(change ->> 'revision' FROM '^\d{1,9}$')::integer, 0) AS number
             FROM outbox) AS event
       GROUP BY conversation_id) AS events USING (conversation_id)
 WHERE newest > revision OR kept <= newest - oldest
