@@ -112,7 +112,12 @@ FROM (SELECT subject, coalesce(change ->> 'owner_id', recipients[1]) AS event_ow
                  OVER (PARTITION BY subject) OR deleted_at IS NOT NULL AS has_own,
              event_type = 'group.deleted' AND outbox.conversation_id = chat_group.conversation_id
                  AS is_untrue,
-             (history, position) >= (SELECT history, unreached FROM outbox_present) AS is_ahead,
+             -- As `unreached` of outbox_present, which joins by loops.
+             (history, position) >= (
+                 SELECT number, CASE WHEN server_started_at = pg_postmaster_start_time()
+                                     THEN pg_snapshot_xmax(pg_current_snapshot())
+                                     ELSE '9223372036854775807' END
+                 FROM outbox_history ORDER BY number DESC LIMIT 1) AS is_ahead,
              chat_group.failure_code IS NULL AND chat_group.group_id IS NOT NULL AS is_there
       FROM outbox LEFT JOIN chat_group ON chat_group.group_id = subject) AS event
 WHERE events_count > 1 OR has_own IS NOT TRUE OR owner_id <> event_owner_id
