@@ -95,8 +95,8 @@ LIMIT $1;
 -- contradicts its group. The log may still have the event of a group that was deleted and created
 -- again: it has another conversation, beside the event of the present one. The members may have
 -- changed since, so only the one who has created the group is compared. A tombstone has nothing to be
--- compared; that of a failed attempt never had an event. One ahead of the server was written by hand: nobody
--- has it until its position is reached.
+-- compared; that of a failed attempt never had an event. One ahead of the server was written by hand: no
+-- reader has it until its position is reached.
 SELECT subject AS group_id,
        CASE WHEN is_ahead THEN 'event at a position that this server has not reached'
             WHEN is_there IS NOT TRUE THEN 'event without a group'

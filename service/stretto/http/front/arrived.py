@@ -11,10 +11,13 @@ read, also as it is decompressed, what is queued behind it, and what is not pars
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from stretto.codec import BODY_BYTES_MAX, LARGE_BODY_BYTES
 from stretto.http.front.fair_bytes import ClientOfUser, FairBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Of the largest bodies, 512. In memory they take a tenth more.
 ARRIVED_BYTES_MAX: Final = 128 * 2**20
@@ -39,7 +42,6 @@ class ArrivedRequests(FairBytes[ArrivingClient]):
     """The clients of which much has arrived."""
 
     reason = "too_many_bodies"
-    is_newest_first = True
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__(
@@ -50,12 +52,12 @@ class ArrivedRequests(FairBytes[ArrivingClient]):
         """Note how much a client has sent; where that is too much in all, refuse some."""
         self._count(client, client.arrived_bytes)
 
-    def _rank(self, client: ArrivingClient) -> int:  # noqa: ARG002 all are equal
-        """The one that came last first (`is_newest_first`): it has the least to lose.
+    def _sorted(self, clients: Iterable[ArrivingClient]) -> list[ArrivingClient]:
+        """The one that came last first: it has the least to lose.
 
         If the first ones gave way, no slow body would come to its end while there are too many.
         """
-        return 0
+        return [*clients][::-1]
 
     def _end(self, client: ArrivingClient) -> None:
         # At once: in one turn of the loop, thousands of connections may be read.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class CountedArrival(FastPathConnection, BodyClient):
     """aiohttp's side of a connection of which all that arrives is counted."""
 
-    __slots__ = (*("_arrived", "_begun", "_body_bytes", "_is_refused", "_read_timer", "_refusal"),)
+    __slots__ = ("_arrived", "_begun", "_body_bytes", "_is_refused", "_read_timer", "_refusal")
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, **options)

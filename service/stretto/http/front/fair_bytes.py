@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stretto.domain import UserId
 
 # How much is left when some gave way: to find those that hold most takes a look at all.
@@ -34,8 +36,6 @@ class FairBytes(Generic[Client]):
 
     reason: str
     """Why one gave way, as the log has it."""
-    is_newest_first = False
-    """Whether of clients that rank the same the one that is counted last gives way first."""
 
     def __init__(self, bytes_max: int, *, counted_bytes_min: int, user_bytes_min: int) -> None:
         """Take the bound; what is too little to count; how much of it makes no user hold most."""
@@ -61,8 +61,8 @@ class FairBytes(Generic[Client]):
         """Note that nothing is kept for a client any more, or that it has gone."""
         self.bytes -= self._bytes_of.pop(client, 0)
 
-    def _rank(self, client: Client) -> int:
-        """Return by what clients of one user are compared: the largest gives way first."""
+    def _sorted(self, clients: Iterable[Client]) -> list[Client]:
+        """Return clients, which come in the order in which they were counted, as they give way to each other."""
         raise NotImplementedError
 
     def _end(self, client: Client) -> None:
@@ -86,11 +86,10 @@ class FairBytes(Generic[Client]):
     def _in_order(self) -> list[tuple[Client, int]]:
         """Return all in the order in which they give way: at each step, one of the user who holds most.
 
-        Of one user's, and of all whose users hold little, it is the one that ranks highest. With
-        each is what its user then holds beyond what makes none hold most.
+        Of one user's, and of all whose users hold little, it is the first of `_sorted`. With each is
+        what its user then holds beyond what makes none hold most.
         """
-        clients = [*reversed(self._bytes_of)] if self.is_newest_first else [*self._bytes_of]
-        clients.sort(key=self._rank, reverse=True)
+        clients = self._sorted(self._bytes_of)
         held_by: Counter[UserId | None] = Counter()
         beyond: dict[Client, int] = {}
         for client in reversed(clients):

@@ -11,9 +11,12 @@ more to read.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from stretto.http.front.fair_bytes import ClientOfUser, FairBytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Of the largest pages, sixty. Other answers fit into the kernel's buffers.
 UNREAD_BYTES_MAX: Final = 128 * 2**20
@@ -52,9 +55,9 @@ class UnreadAnswers(FairBytes[UnreadClient]):
         """Note that a client has not read all; where too much waits, cut some clients off."""
         self._count(client, client.held_bytes)
 
-    def _rank(self, client: UnreadClient) -> int:
+    def _sorted(self, clients: Iterable[UnreadClient]) -> list[UnreadClient]:
         """The one that has most to read first: a client that reads has less with time."""
-        return client.unread_bytes
+        return sorted(clients, key=lambda each: each.unread_bytes, reverse=True)
 
     def _end(self, client: UnreadClient) -> None:
         # Not at once: this may be called while the answer to that very client is written.
