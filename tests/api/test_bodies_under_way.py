@@ -14,6 +14,7 @@ from stretto.domain import NewGroup
 from stretto.http.front.connection import ClientConnection
 from stretto.http.settings import ConnectionLimits
 from support.api_client import api_for, token_of
+from support.counted_arrival import Counted, watched_connections
 from support.database import first_row, pend, writes_held_up
 from support.raw_client import PING, RawClient, RawClients, creation, creation_head, raw_clients
 from support.waiting import until
@@ -22,13 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from stretto.creation.flight import Answer
-    from stretto.http.front.arrived import ArrivedRequests
     from support.api_client import Api
     from support.database import Connection
 
 DEADLINE_SECONDS = 30
-# Some times as long as a busy machine needs.
-COUNTED_SECONDS = 15
 BODY = b'{"name": "Team"}'.ljust(100_000)
 PACKED = gzip.compress(BODY.ljust(BODY_BYTES_MAX))
 BYTES_MAX = 6 * len(BODY)
@@ -48,34 +46,10 @@ def database_url(server_url: str) -> str:
     return server_url
 
 
-class Counted:
-    """The service's side of all connections."""
-
-    def __init__(self) -> None:
-        self.clients: list[ClientConnection] = []
-
-    @property
-    def arrived(self) -> ArrivedRequests:
-        """What is counted of all of them."""
-        return self.clients[0]._arrived
-
-    async def until_all(self, count: int) -> None:
-        """Wait until so many bytes are counted."""
-        await until(lambda: bool(self.clients) and self.arrived.bytes == count, COUNTED_SECONDS)
-
-
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Watches them."""
-    seen = Counted()
-    make = ClientConnection.connection_made
-
-    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
-        make(client, transport)
-        seen.clients.append(client)
-
-    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
-    return seen
+    """The service's side of all connections."""
+    return watched_connections(monkeypatch)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@
 | a client that does not behave | |
 |---|---|
 | `raw_client` | sends bytes as they are |
+| `counted_arrival` | what a service in this process counts of what its clients have sent |
 | `ways` | requests by the way that each takes to its answer |
 | `socket_client` | a client without transports or streams: makes no garbage of its own |
 

@@ -48,6 +48,10 @@ class BodyClient:
         """Count the body no longer, and keep nothing of it."""
         raise NotImplementedError
 
+    def drop_fields(self) -> None:
+        """Keep the fields of the request in progress no longer: its work may go on for a day."""
+        raise NotImplementedError
+
 
 class BodyUnderWay:
     """One body that is counted; without a client, one that is not."""

@@ -23,6 +23,7 @@ class Client:
     def __init__(self, user: UserId | None = None, arrived_bytes: int = BODY) -> None:
         self.user: UserId | None = user or UserId(f"user-{next(_numbers)}")
         self.arrived_bytes = arrived_bytes
+        self.is_in_head = False
         self.is_refused = False
 
     def refuse_arrived(self) -> None:
@@ -95,3 +96,33 @@ async def test_little_is_not_counted() -> None:
     client.arrived_bytes = 0
     arrived.note(client)
     assert 0 == arrived.bytes
+
+
+async def test_heads_that_are_not_complete_give_way_before_bodies() -> None:
+    """A user's is complete soon, even over a slow link; its token is not known before. Bodies come later."""
+    arrived = ArrivedRequests(BYTES_MAX)
+    clients = [Client() for _ in range(9)]
+    for client in clients:
+        client.user = None
+        client.is_in_head = client in clients[1:3]
+    assert [False] + [True] * 2 + [False] * 5 + [True] == await refused_of(arrived, clients)
+
+
+async def test_a_user_is_not_refused_for_the_heads_of_strangers() -> None:
+    """All that have no user count as one."""
+    arrived = ArrivedRequests(BYTES_MAX)
+    alice = [Client(UserId("alice")), Client(UserId("alice"))]
+    strangers = [Client() for _ in range(7)]
+    for client in strangers:
+        client.user, client.is_in_head = None, True
+    refused = await refused_of(arrived, [*strangers[:6], *alice, strangers[6]])
+    assert [True] * 3 + [False] * 3 + [False, False] + [False] == refused
+
+
+async def test_the_first_of_many_heads_gives_way() -> None:
+    """Else those that never come to their end would keep the others out."""
+    clients = [Client() for _ in range(9)]
+    for client in clients:
+        client.user, client.is_in_head = None, True
+    refused = await refused_of(ArrivedRequests(BYTES_MAX), clients)
+    assert [True] * 3 + [False] * 6 == refused

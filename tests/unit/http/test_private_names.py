@@ -18,6 +18,7 @@ from aiohttp.web_protocol import RequestHandler
 import stretto
 from stretto.http.front.chunks import ChunkCount
 from stretto.http.front.connection import ClientConnection
+from stretto.http.front.counted_heads import CountedHeads
 from stretto.http.front.counting import CountedArrival
 from stretto.http.front.fast_path import FastPathConnection
 from stretto.http.front.queueing import BoundedQueue
@@ -33,6 +34,7 @@ HTTP = Path(stretto.__file__).parent / "http"
 # Whose private names these files may use, beside those that they define themselves.
 OURS = {
     "connection.py": ClientConnection,
+    "counted_heads.py": CountedHeads,
     "counting.py": CountedArrival,
     "fast_path.py": FastPathConnection,
     "queueing.py": BoundedQueue,
@@ -61,7 +63,7 @@ def known_names(ours: type) -> set[str]:
     handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
     server = {*dir(web.Server), *vars(web.Server(no_handler))}
     classes = (
-        *(ours, CountedArrival, FastPathConnection, BoundedQueue, BoundedWriting),
+        *(ours, CountedArrival, CountedHeads, FastPathConnection, BoundedQueue, BoundedWriting),
         ContractRunner,
     )
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
@@ -78,7 +80,7 @@ def known_names(ours: type) -> set[str]:
 async def test_every_private_name_is_there(file: str) -> None:
     """Set in a constructor, in slots, or as a method."""
     names = private_names((HTTP / "front" / file).read_text())
-    assert {"_connections", "_loop"} & names
+    assert {"_connections", "_loop", "_messages"} & names
     own = {"_is_stopping", "_limits"}
     assert names - known_names(OURS[file]) - own == set()
 
@@ -115,6 +117,14 @@ def test_what_a_websocket_stands_on_is_there() -> None:
     flush = web.WebSocketResponse._flush_heartbeat_reset
     assert "self._reset_heartbeat()" in inspect.getsource(flush)
     assert {"_message_tail", "_payload_parser"} <= set(RequestHandler.__slots__)
+
+
+def test_what_a_request_keeps_of_its_head_is_where_it_is_dropped() -> None:
+    """`front/head_memory.py` drops it there."""
+    names = private_names((HTTP / "front/head_memory.py").read_text())
+    kept = {"_message", "_headers", "_rel_url", "_cache", "_match_info"}
+    assert kept == names - {"_replace"}
+    assert kept <= {*web.Request.ATTRS}
 
 
 def test_what_asks_for_a_body_is_there() -> None:

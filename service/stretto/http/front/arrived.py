@@ -6,7 +6,8 @@ would take all of the memory. Beyond the bound, requests are refused, first thos
 bodies hold most (`fair_bytes.py`).
 
 Counted is all that a connection has for requests that no work has taken over: the body that is being
-read, also as it is decompressed, what is queued behind it, and what is not parsed.
+read, also as it is decompressed, what is queued behind it, and what is not parsed. Heads count until
+they are answered, with what they take in memory: a stranger may send thousands of 30 KB.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class ArrivingClient(ClientOfUser, Protocol):
     def arrived_bytes(self) -> int:
         """What has arrived and is not worked on yet."""
 
+    @property
+    def is_in_head(self) -> bool:
+        """Whether the rest of a head is all that is waited for."""
+
     def refuse_arrived(self) -> None:
         """Answer that with an error, and drop it."""
 
@@ -53,11 +58,14 @@ class ArrivedRequests(FairBytes[ArrivingClient]):
         self._count(client, client.arrived_bytes)
 
     def _sorted(self, clients: Iterable[ArrivingClient]) -> list[ArrivingClient]:
-        """The one that came last first: it has the least to lose.
+        """Those that wait for the rest of a head, the first one first; then the one that came last first.
 
-        If the first ones gave way, no slow body would come to its end while there are too many.
+        Whose head they are is not known yet. A user's is complete soon, even over a slow link, and others
+        wait for as long as they may. A body takes longer: if the first ones gave way, no slow one
+        would come to its end while there are too many.
         """
-        return [*clients][::-1]
+        in_head = [client for client in clients if client.is_in_head]
+        return in_head + [client for client in reversed([*clients]) if not client.is_in_head]
 
     def _end(self, client: ArrivingClient) -> None:
         # At once: in one turn of the loop, thousands of connections may be read.

@@ -1,19 +1,17 @@
 """The side of a connection that counts what has arrived and no work has taken over.
 
 The sum of all connections is bounded (`arrived.py`). Where it is too much, a connection is refused what
-it has sent: the request whose body is read or waits to be parsed, and the first that is queued, are
-answered 503, and the connection ends. What is worked on already is answered before.
+it has sent: the request whose head is not complete or waits for its turn, whose body is read or waits to
+be parsed, and the first that is queued, are answered 503, and the connection ends. What is worked on
+already is answered before; with a large head, which its work may read until then, it is not answered.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiohttp.web_protocol import _ErrInfo
-
 from stretto.http.bodies import BodyClient, too_many_bodies
-from stretto.http.front.fast_path import FastPathConnection
-from stretto.http.front.heads import head_bytes
+from stretto.http.front.counted_heads import CountedHeads
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from stretto.http.front.limits import LimitedServer
 
 
-class CountedArrival(FastPathConnection, BodyClient):
+class CountedArrival(CountedHeads, BodyClient):
     """aiohttp's side of a connection of which all that arrives is counted."""
 
     __slots__ = ("_arrived", "_begun", "_body_bytes", "_is_refused", "_read_timer", "_refusal")
@@ -50,10 +48,7 @@ class CountedArrival(FastPathConnection, BodyClient):
     def arrived_bytes(self) -> int:
         """What has arrived and is not worked on yet."""
         count = len(self._unparsed) + len(self._held) + len(self._message_tail)
-        for message, body in self._messages:
-            count += body.total_bytes
-            if len(self._messages) > 1 and not isinstance(message, _ErrInfo):
-                count += head_bytes(message)
+        count += self._requests_memory
         if self._begun is not None:
             count += max(self._begun.total_bytes, self._body_bytes)
         return count
@@ -109,7 +104,17 @@ class CountedArrival(FastPathConnection, BodyClient):
         # aiohttp keeps it until the connection's next request.
         request._read_bytes = None  # noqa: SLF001 where aiohttp keeps a body that was read
         self.end_body()
-        return await super().finish_response(request, resp, start_time)
+        answered = await super().finish_response(request, resp, start_time)
+        if self._large is not None:
+            # Before the client has read the answer, or has closed its half after the last one.
+            self._drop_large()
+            self._note_arrived()
+        return answered
+
+    def drop_fields(self) -> None:
+        """Keep the fields of the request in progress no longer: its work may go on for a day."""
+        super().drop_fields()
+        self._note_arrived()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
@@ -117,7 +122,7 @@ class CountedArrival(FastPathConnection, BodyClient):
         self._is_refused = True
         self._arrived.forget(self)
         super().connection_lost(exc)
-        self._begun = self._refusal = None
+        self._begun = self._refusal = self._large = None
 
     def refuse_arrived(self) -> None:
         """Answer what is not worked on yet with an error, and drop it; then the connection ends."""
@@ -133,7 +138,8 @@ class CountedArrival(FastPathConnection, BodyClient):
         self._unparsed = self._held = b""
         self._stop_read_timer()
         self._pause_transport_reading()
-        queued = [body for _, body in self._messages]
+        self._refuse_waiting()
+        is_in_head, queued = self._ends_in_head, [body for _, body in self._messages]
         self._messages.clear()
         for body in queued:
             # The parser still has the last one, if that is not complete.
@@ -148,7 +154,10 @@ class CountedArrival(FastPathConnection, BodyClient):
             self._refusal.reschedule(self._loop.time())
         elif self._begun is not None and not self._begun.at_eof():
             self._refuse_unread(self._begun)
-        if queued:
+        elif self._large is not None:
+            self.close_at_once()
+            return
+        if queued or is_in_head:
             self._refuse_head(too_many_bodies())
 
     def _refuse_unread(self, body: StreamReader) -> None:

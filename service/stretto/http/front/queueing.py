@@ -50,34 +50,14 @@ class BoundedQueue(BoundedWriting):
     """aiohttp's side of a connection whose client may send requests before it is answered."""
 
     __slots__ = (
-        "_answered",
-        "_chunks",
-        "_ends_in_head",
-        "_has_all",
-        "_is_at_end",
-        "_is_last",
-        "_length",
-        "_newest",
-        "_on_end",
-        "_unparsed",
+        *("_answered", "_chunks", "_ends_in_head", "_has_all", "_is_at_end", "_is_last"),
+        *("_length", "_newest", "_newest_head_bytes", "_on_end", "_unparsed"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
         # In place of aiohttp's own parser, whose bound is a constant.
-        self._parser = HttpRequestParser(
-            self,
-            self._loop,
-            BODY_BUFFER_BYTES,
-            max_line_size=self.max_line_size,
-            max_field_size=self.max_field_size,
-            max_headers=self.max_headers,
-            payload_exception=RequestPayloadError,
-            # aiohttp accepts gzip without its end; `read_body` decompresses, and finds that.
-            auto_decompress=False,
-            # It stops behind each request, so that what follows cannot spoil that request.
-            max_msg_queue_size=1,
-        )
+        self._renew_parser()
         self._max_msg_queue_size = QUEUED_MAX
         self._msg_queue_resume_size = 0
         self._answered = 0
@@ -100,6 +80,24 @@ class BoundedQueue(BoundedWriting):
         """The last byte that has arrived, or more, while the parser may not have come to it."""
         self._ends_in_head = False
         """Whether the last byte that was parsed belongs to a head that is not complete."""
+        self._newest_head_bytes = 0
+        """Of the newest complete head."""
+
+    def _renew_parser(self) -> None:
+        """Take a new parser: one keeps a head that it has read, or a part of one, until the next begins."""
+        self._parser = HttpRequestParser(
+            self,
+            self._loop,
+            BODY_BUFFER_BYTES,
+            max_line_size=self.max_line_size,
+            max_field_size=self.max_field_size,
+            max_headers=self.max_headers,
+            payload_exception=RequestPayloadError,
+            # aiohttp accepts gzip without its end; `read_body` decompresses, and finds that.
+            auto_decompress=False,
+            # It stops behind each request, so that what follows cannot spoil that request.
+            max_msg_queue_size=1,
+        )
 
     @property
     def _is_in_body(self) -> bool:
@@ -195,7 +193,8 @@ class BoundedQueue(BoundedWriting):
         is_new = self._request_count > count
         if is_new:
             message, body = self._messages[-1]
-            if not isinstance(message, _ErrInfo) and head_bytes(message) > HEAD_BYTES_MAX:
+            self._newest_head_bytes = 0 if isinstance(message, _ErrInfo) else head_bytes(message)
+            if self._newest_head_bytes > HEAD_BYTES_MAX:
                 self._messages.pop()
                 self._request_count -= 1
                 self._refuse_head(HeadTooLarge())

@@ -21,7 +21,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from stretto.errors import RequestInvalid
+from stretto.http.bodies import too_many_bodies
 from stretto.http.front.connection import UNREADABLE, ClientConnection, closing_response
+from stretto.http.front.head_memory import LargeHead
 from stretto.http.front.heads import is_odd
 from stretto.http.front.limits import LimitedServer
 from stretto.http.problems import problem_of_exception, problem_response
@@ -91,15 +93,11 @@ class ContractRunner(web.AppRunner):
         def take_request(
             message: Any, body: StreamReader, client: ClientConnection, *others: Any
         ) -> BaseRequest:
-            if message is ERROR or message.version not in VERSIONS or is_odd(message):
-                is_head = message.method == hdrs.METH_HEAD
-                message = _UNREADABLE_HEAD if is_head else _UNREADABLE
-            elif message.url.raw_path.count("/") > SEGMENTS_MAX:
-                message = message._replace(url=_NOWHERE)
-            elif message.url.absolute:
-                # aiohttp would decode the host as a name, before any turn: 8 KiB of it take 40 ms.
-                message = message._replace(url=message.url.relative())
-            return make_request(message, body, client, *others)
+            if not isinstance(message, LargeHead):
+                return make_request(_as_served(message), body, client, *others)
+            request = make_request(_as_served(message.take()), body, client, *others)
+            client.begin_head(request, message.memory_bytes)
+            return request
 
         async def answer(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
@@ -116,6 +114,8 @@ class ContractRunner(web.AppRunner):
                 client.waits_for_turn = True
                 await turns_of_others.take(client)
                 client.waits_for_turn = False
+            if not client.begin_work():
+                return closing_response(request, too_many_bodies())
             # No request has its fields, though one may have its method.
             if request.headers is _UNREADABLE.headers:
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
@@ -142,6 +142,18 @@ class ContractRunner(web.AppRunner):
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp offers no other way
         )
+
+
+def _as_served(message: Any) -> Any:
+    """Return a message as the routes may see it."""
+    if message is ERROR or message.version not in VERSIONS or is_odd(message):
+        return _UNREADABLE_HEAD if message.method == hdrs.METH_HEAD else _UNREADABLE
+    if message.url.raw_path.count("/") > SEGMENTS_MAX:
+        return message._replace(url=_NOWHERE)
+    if message.url.absolute:
+        # aiohttp would decode the host as a name, before any turn: 8 KiB of it take 40 ms.
+        return message._replace(url=message.url.relative())
+    return message
 
 
 def _known_user(request: BaseRequest, service: Service | None) -> UserId | None:

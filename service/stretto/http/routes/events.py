@@ -23,6 +23,7 @@ from stretto.errors import (
 from stretto.events.catch_up import CatchUp
 from stretto.events.close_codes import CloseCode
 from stretto.events.place import Place, PositionLost
+from stretto.http.bodies import BodyClient
 from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
 from stretto.http.requests import read_query
 from stretto.http.service import SERVICE
@@ -70,6 +71,8 @@ async def open_session(request: web.Request) -> web.StreamResponse:
             session.close(CloseCode.POSITION_LOST)
         try:
             async with stream.opened(request, session):
+                if isinstance(request.protocol, BodyClient):
+                    request.protocol.drop_fields()
                 await _serve(stream, session, catch_up, service.hub)
                 assert session.close_code is not None
                 await stream.close(session.close_code)
