@@ -21,7 +21,7 @@ from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
-from stretto.postgres.standby import DETAIL, waits_for_standby
+from stretto.postgres.standby import DETAIL, LATE_SECONDS, WAIT_SECONDS, waits_for_standby
 from stretto.postgres.tail import PostgresTail
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.store_errors import Unreachable
@@ -48,22 +48,31 @@ TURNS = 4
 WAITING_MAX = 4
 
 
+@pytest.mark.parametrize("is_tracked", [True, False])
 @pytest.mark.parametrize("is_awaited", [False, True])
 async def test_a_statement_that_has_run_for_long_and_only_begun_to_wait_names_no_standby(
-    server: OwnServer, *, is_awaited: bool
+    server: OwnServer, *, is_awaited: bool, is_tracked: bool
 ) -> None:
-    """Its commit goes on a moment later; the twin is one that does not."""
+    """Its commit goes on a moment later; the twin is one that does not.
+
+    Where the server does not track since when it has run (`track_activities`), that moment is longer.
+    """
     beside, long = await server.connect(), await server.connect()
+    await long.execute(f"SET track_activities = {'on' if is_tracked else 'off'}")
     await await_standby(server.dsn)
     statement = "SELECT pg_sleep(1.1), pg_logical_emit_message(true, 'test', '')"
     running = asyncio.create_task(long.fetch(statement))
     await until(lambda: beside.fetch(QUERIES["commits_waiting"]))
 
-    async def go_on(_: float = 0) -> None:
+    pause_seconds = WAIT_SECONDS if is_tracked else LATE_SECONDS
+
+    async def go_on(seconds: float = pause_seconds) -> None:
+        assert pause_seconds == seconds
         await await_none(server.dsn)
         await running
 
-    async def wait(_: float) -> None:
+    async def wait(seconds: float) -> None:
+        assert pause_seconds == seconds
         assert not running.done()
 
     assert is_awaited == await waits_for_standby(beside, wait if is_awaited else go_on)

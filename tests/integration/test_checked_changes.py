@@ -119,3 +119,10 @@ async def test_a_change_past_its_retention_is_not_missed(connection: Connection)
            UPDATE chat_group SET changed_at = changed_at - interval '31 days'"""
     )
     assert set() == await violations(connection)
+
+
+@pytest.mark.usefixtures("group")
+async def test_a_session_that_reads_texts_otherwise_finds_the_same(connection: Connection) -> None:
+    """A backslash in a pattern would be another one."""
+    await connection.execute("SET standard_conforming_strings = off")
+    assert set() == await violations(connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import stretto
-from stretto.postgres.queries import QUERIES, parse_queries
+from stretto.postgres.queries import QUERIES, at_home, parse_queries
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -22,6 +23,12 @@ FILES = sorted(PACKAGE.glob("*/*.sql"))
 ALSO_SENT_BY = {
     "connections.sql": [PACKAGE / "assembly/host_pool.py"],
     "writes.sql": [PACKAGE / "postgres/rehearsal.py"],
+}
+# Each is tested with `track_activities` off: test_stalled_writes.py, test_service_without_standby.py.
+UNTRACKED = {
+    ("end_stalled", "state"),
+    ("end_stalled", "query_start"),
+    ("commits_waiting", "query_start"),
 }
 
 
@@ -58,3 +65,38 @@ def test_two_statements_of_one_name_are_an_error() -> None:
     """A copy with a forgotten rename is not silently dropped."""
     with pytest.raises(ValueError, match="two statements are named x"):
         parse_queries("-- name: x\nSELECT 1;\n-- name: x\nSELECT 2;\n")
+
+
+async def test_statements_that_need_what_the_server_may_not_track_are_known(
+    connection: Connection,
+) -> None:
+    """With `track_activities` off these columns of pg_stat_activity are empty, or always the same."""
+    look = "SELECT to_jsonb(a) FROM pg_stat_activity AS a WHERE pid = pg_backend_pid()"
+    tracked = json.loads(await connection.fetchval(look))
+    await connection.execute("SET track_activities = off")
+    untracked = json.loads(await connection.fetchval(look))
+    empty = {name for name, value in tracked.items() if value != untracked[name]}
+    assert {"state", "query_start"} <= empty
+    named = {
+        (name, column)
+        for name, statement in QUERIES.items()
+        if "pg_stat_activity" in statement
+        for column in re.findall(r"\w+", statement)
+        if column in empty
+    }
+    assert named == UNTRACKED
+
+
+@pytest.mark.parametrize("is_standard", ["on", "off"])
+async def test_a_schema_of_any_name_is_called_by_it(
+    is_standard: str, connection: Connection
+) -> None:
+    """Also in a session that reads a backslash otherwise (`standard_conforming_strings`)."""
+    home = '"a\\b\'c"'
+    await connection.execute(
+        f"SET standard_conforming_strings = {is_standard}; CREATE SCHEMA {home}"
+    )
+    await connection.execute(
+        f"CREATE FUNCTION {home}.require_home_1(text, text) RETURNS text LANGUAGE sql RETURN $1"
+    )
+    assert home == await connection.fetchval(at_home("SELECT require_home_1(NULL, '')", home))

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+import asyncpg
 import pytest
 
 from stretto.assembly.opening import open_component
@@ -14,11 +15,14 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable, Failure
 from stretto.observations import Observation, OwnerPaused, WriteFailed
 from stretto.postgres import stalls
+from stretto.postgres.queries import QUERIES
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.store_errors import Locked, OutcomeUnknown, Stalled, Transient
 from support.both_stores import write
+from support.database import connect
 from support.frozen_server import Frozen
 from support.hooked_stores import running
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,6 +55,19 @@ async def trigger(connection: Connection, table: str, when: str, does: str) -> N
             $$BEGIN {does}; RETURN NEW; END$$;
             CREATE {kind} does {when} ON {table} {deferred} FOR EACH ROW EXECUTE FUNCTION does()"""
     )
+
+
+async def untrack(connection: Connection) -> None:
+    """Have new sessions show neither what they do nor since when."""
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET track_activities = off")
+
+
+async def state(connection: Connection, store: PostgresWriteStore) -> str:
+    """Return what the server says of a writer's session."""
+    assert store._connection is not None
+    statement = "SELECT state FROM pg_stat_activity WHERE pid = $1"
+    return str(await connection.fetchval(statement, store._connection.get_server_pid()))
 
 
 @asynccontextmanager
@@ -141,6 +158,70 @@ async def test_a_trigger_that_asks_for_a_lock_again_and_again_is_ended(
             await store.claim_and_lead([write("k")])
 
 
+@pytest.mark.parametrize("is_shared", [False, True], ids=["direct", "pooler"])
+async def test_a_write_that_hangs_is_ended_where_the_server_tracks_no_activities(
+    is_shared: bool, database: Database, connection: Connection
+) -> None:
+    """`track_activities` is a setting of the server's, the database's or the role's."""
+    await untrack(connection)
+    await trigger(connection, "chat_group", "BEFORE INSERT", HANG)
+    database.is_shared = is_shared
+    async with asyncio.timeout(10), store_of(database) as store:
+        ours = write("k")
+        assert {ours.claim_token} == await store.claim([ours])
+        assert "disabled" == await state(connection, store)
+        kept = store._connection
+        with pytest.raises(Stalled):
+            await store.lead([ours])
+        assert kept is store._connection
+        assert {ours.claim_token} == await store.unlocked([ours])
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+async def test_waits_for_locks_are_bounded_alike_where_the_server_tracks_no_activities(
+    is_ended: bool, database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All together by the time of the write, as the server knows none; each by its own bound."""
+    if is_ended:
+        monkeypatch.setattr(stalls, "LOCKED_SECONDS", SOON_SECONDS)
+    await untrack(connection)
+    waits = "SET LOCAL lock_timeout = 0" if is_ended else "PERFORM 1"
+    lock = "PERFORM pg_advisory_xact_lock(7)"
+    await trigger(connection, "chat_group", "BEFORE INSERT", f"{waits}; {lock}")
+    async with asyncio.timeout(10), store_of(database) as store:
+        ours = write("k")
+        assert {ours.claim_token} == await store.claim([ours])
+        assert "disabled" == await state(connection, store)
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock(7)")
+            with pytest.raises(Stalled if is_ended else Locked):
+                await store.lead([ours])
+
+
+async def test_a_session_that_waits_for_its_client_is_left_alone(
+    database_url: str, connection: Connection
+) -> None:
+    """Also where the server tracks no activities. The twin is one that works."""
+
+    async def is_ended(seen: str) -> bool:
+        pid, wait = other.get_server_pid(), "SELECT wait_event FROM pg_stat_activity WHERE pid = $1"
+        await until(lambda: is_seen(wait, pid, seen))
+        return bool(await connection.fetchval(QUERIES["end_stalled"], pid, [], [], 2.0, 9.0))
+
+    async def is_seen(wait: str, pid: int, seen: str) -> bool:
+        return bool(seen == await connection.fetchval(wait, pid))
+
+    await untrack(connection)
+    other = await connect(database_url)
+    await other.execute("BEGIN")
+    assert not await is_ended("ClientRead")
+    working = asyncio.create_task(other.execute("SELECT pg_sleep(60)"))
+    assert await is_ended("PgSleep")
+    with pytest.raises(asyncpg.QueryCanceledError):
+        await working
+    await other.close()
+
+
 async def test_a_claim_that_hangs_is_ended(database: Database, connection: Connection) -> None:
     """Nothing is claimed."""
     await trigger(connection, "attempt", "BEFORE INSERT", HANG)
@@ -219,8 +300,8 @@ async def test_a_success_that_comes_while_the_server_is_asked_is_not_believed(
 ) -> None:
     """A commit that waited for a standby may have been broken off: the next lead, or a look, shows it."""
     statement = (
-        "SELECT true WHERE $1::integer > 0 AND $2::uuid[] IS NOT NULL AND $3::uuid[] IS NOT NULL"
-        " AND $4::float8 > 0"
+        "SELECT true WHERE $1::integer > 0 AND $2::uuid[] IS NOT NULL AND $3::uuid[] IS NOT PERFORM 1"
+        " AND $4::float8 > 0 AND $5::float8 > 0"
     )
     monkeypatch.setattr(stalls, "QUERIES", {"end_stalled": statement})
     await trigger(connection, "chat_group", "BEFORE INSERT", SLOW)

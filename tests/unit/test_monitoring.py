@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from openapi.routes import ROUTES
+from stretto.creation.attempt import AnswerStatus
 from stretto.observations import AttemptAnswered, BatchWritten, ReclaimTried
 from stretto.telemetry.metrics import Metrics
 from stretto.telemetry.table import GAUGES
@@ -25,6 +27,27 @@ RUNBOOK = (DOCS / "operations.md").read_text()
 DASHBOARD = (MONITORING / "dashboard.json").read_text()
 RULES = (MONITORING / "alerts.yml").read_text()
 # What Prometheus and every process have, and what PromQL adds.
+# Outcomes of a creation that its own client, or its owner, has brought about.
+CLIENTS_OWN = {
+    "replayed",
+    "key_reused",
+    "attempt_failed",
+    "group_deleted",
+    "rate_limited",
+    "creation_refused",
+}
+# Those that another metric counts as well, with its alert.
+ELSEWHERE = {"internal_error": "StrettoRequestCrashed"}
+# Errors of the route that are in no outcome: the request, its token or its session is refused first.
+BEFORE_PROTOCOL = {
+    "key_missing",
+    "key_invalid",
+    "request_invalid",
+    "body_too_large",
+    "unsupported_media_type",
+    "unauthenticated",
+    "insufficient_scope",
+}
 STANDARD = {"up", "ALERTS", *re.findall(r"process_\w+", TELEMETRY)} - {"process_"}
 LABELS = {"job", "instance", "le", "alertname", "alertstate"}
 WORDS = re.compile(
@@ -102,6 +125,29 @@ def test_the_dashboard_shows_every_metric() -> None:
     shown = DASHBOARD + RULES
     rows = re.findall(r"^\| `(stretto_\w+)` \|", TELEMETRY, re.MULTILINE)
     assert ["stretto_relay_seconds"] == [name for name in rows if name not in shown]
+
+
+def outcomes() -> set[str]:
+    """Return the values that the page gives for `outcome` of a creation."""
+    text = TELEMETRY.split("- `outcome` is how a success came about", 1)[1].split(
+        "A request that", 1
+    )[0]
+    return {*re.findall(r"`(\w+)`", text)}
+
+
+def test_the_page_has_each_outcome_of_a_creation() -> None:
+    """How it succeeds, and what its route answers once it has reached the protocol."""
+    errors = {*ROUTES["POST /v1/groups"].codes.split()} - BEFORE_PROTOCOL
+    assert {*map(str, AnswerStatus)} | errors == outcomes()
+
+
+def test_each_outcome_that_is_not_the_clients_own_leads_to_an_alert() -> None:
+    """Where an instance itself is the cause, no client can end it."""
+    matchers = re.findall(r'stretto_attempts_total\{\s*outcome=~?"([^"]+)"', RULES)
+    named = {value for each in matchers for value in each.split("|")}
+    assert outcomes() - named == CLIENTS_OWN | ELSEWHERE.keys()
+    for alert in ELSEWHERE.values():
+        assert f"alert: {alert}\n" in RULES
 
 
 def sections() -> dict[str, str]:

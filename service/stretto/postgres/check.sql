@@ -54,7 +54,7 @@ CROSS JOIN LATERAL (
 ) AS owner
 -- A revision that is none was written by hand.
 LEFT JOIN (SELECT subject,
-                  max(coalesce(substring(change ->> 'revision' FROM '^\d{1,9}$')::integer, 0)) AS revision
+                  max(coalesce(substring(change ->> 'revision' FROM '^[0-9]{1,9}$')::integer, 0)) AS revision
            FROM outbox GROUP BY subject) AS event ON event.subject = chat_group.group_id
 CROSS JOIN LATERAL (SELECT coalesce(deleted_at, changed_at, chat_group.created_at) AS at) AS changed
 WHERE chat_group.conversation_id IS NOT NULL
@@ -141,7 +141,7 @@ FROM chat_group
 JOIN (SELECT conversation_id, min(number) AS oldest, max(number) AS newest,
              count(DISTINCT number) AS kept
       FROM (SELECT conversation_id,
-                   coalesce(substring(change ->> 'revision' FROM '^\d{1,9}$')::integer, 0) AS number
+                   coalesce(substring(change ->> 'revision' FROM '^[0-9]{1,9}$')::integer, 0) AS number
             FROM outbox) AS event
       GROUP BY conversation_id) AS events USING (conversation_id)
 WHERE newest > revision OR kept <= newest - oldest

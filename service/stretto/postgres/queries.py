@@ -43,8 +43,9 @@ def at_home(statement: str, home: str | None) -> str:
     """
     if home is None:
         return statement
-    literal = home.replace("'", "''")
-    return statement.replace(_ANY_HOME, f"{home}.require_home_1('{literal}', ")
+    # As an E'' it means the same whatever standard_conforming_strings is.
+    literal = home.replace("\\", "\\\\").replace("'", "''")
+    return statement.replace(_ANY_HOME, f"{home}.require_home_1(E'{literal}', ")
 
 
 def schema_file() -> Traversable | Path:

@@ -168,6 +168,7 @@ class Stalls:
                     [write.group_id for write in writes] if is_shared else [],
                     [write.claim_token for write in writes] if is_shared else [],
                     LOCKED_SECONDS,
+                    clock_seconds() - began,
                 )
             )
 

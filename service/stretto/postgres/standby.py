@@ -36,7 +36,9 @@ ASK_SECONDS: Final = 0.75
 # While a commit is known to wait: enough for a new connection to a server that is far away, or busy. Without an
 # answer the next write would wait as well, and keep one more of the server's processes.
 ASK_AGAIN_SECONDS: Final = 3.0
-# A commit waits some milliseconds for a standby that is there. A part of `ASK_SECONDS`.
+# A commit waits some milliseconds for a standby that is there. A part of `ASK_SECONDS`. Where the server does
+# not track since when statements run, it is `LATE_SECONDS`, for which the bound is extended: each commit may
+# wait for longer than this for a standby that is far away, or busy.
 WAIT_SECONDS: Final = 0.2
 # From one question to the next, while a commit is known to wait.
 LOOK_SECONDS: Final = 1.0
@@ -52,13 +54,17 @@ async def waits_for_standby(
 ) -> bool:
     """Whether a commit waits for a synchronous standby, of a session that this role may see.
 
-    One that waits in both of two looks; the pause between them is for tests.
+    One that waits in both of two looks, and whose statement has run for `LATE_SECONDS`. Where the server
+    does not say for how long it has, these pass between the looks. `pause` waits for that; it is for tests
+    too.
     """
     waiting = await connection.fetch(QUERIES["commits_waiting"])
     if not waiting:
         return False
-    await pause(WAIT_SECONDS)
-    return not {*waiting}.isdisjoint(await connection.fetch(QUERIES["commits_waiting"]))
+    long = {xid for xid, is_tracked in waiting if is_tracked}
+    await pause(WAIT_SECONDS if long else LATE_SECONDS)
+    xids = long or {xid for xid, _ in waiting}
+    return any(xid in xids for xid, _ in await connection.fetch(QUERIES["commits_waiting"]))
 
 
 class StandbyWatch:
@@ -125,8 +131,15 @@ class StandbyWatch:
         seconds = ASK_SECONDS if self._awaited_since is None else ASK_AGAIN_SECONDS
         self._due_at = self.clock_seconds() + LOOK_SECONDS
         try:
-            async with asyncio.timeout(seconds), self._connection() as connection:
-                self._is_waiting = await waits_for_standby(connection)
+            async with asyncio.timeout(seconds) as bound, self._connection() as connection:
+
+                async def pause(pause_seconds: float) -> None:
+                    # The bound is for the server's answers, and has room for the short pause.
+                    if (ends_at := bound.when()) is not None:
+                        bound.reschedule(ends_at + pause_seconds - WAIT_SECONDS)
+                    await asyncio.sleep(pause_seconds)
+
+                self._is_waiting = await waits_for_standby(connection, pause)
                 if self._is_waiting:
                     self._doubt(connection)
         except (StoreError, TimeoutError):

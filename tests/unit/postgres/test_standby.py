@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
 
 DEADLINE_SECONDS = 30
+NO_SECONDS = 0
+# What the server says of a commit that waits: its statement has run for long, or it does not track that.
+LONG, UNTRACKED = True, False
 
 
 class Server:
@@ -36,6 +39,7 @@ class Server:
 
     def __init__(self) -> None:
         self.is_waiting = True
+        self.is_tracked = True
         self.error: StoreError | None = None
         self.is_frozen = False
         self.thawed = asyncio.Event()
@@ -50,8 +54,8 @@ class Server:
             await self.thawed.wait()
         yield cast("Connection", self)
 
-    async def fetch(self, _: str) -> list[int]:
-        return [7] if self.is_waiting else []
+    async def fetch(self, _: str) -> list[tuple[str, bool]]:
+        return [("7", self.is_tracked)] if self.is_waiting else []
 
 
 class World:
@@ -76,30 +80,55 @@ class World:
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks at the server without a pause between them."""
-    monkeypatch.setattr(standby, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(standby, "WAIT_SECONDS", NO_SECONDS)
 
 
 @pytest.mark.parametrize(
-    ("expected", "looks"),
+    ("expected", "looks", "paused"),
     [
-        (True, [[1, 2], [2, 3]]),
+        (True, [{1: LONG, 2: LONG}, {2: LONG, 3: LONG}], [NO_SECONDS]),
         # Each commit waits for a standby that is there, and goes on.
-        (False, [[1, 2], [3]]),
-        (False, [[1], []]),
-        (False, [[]]),
+        (False, [{1: LONG, 2: LONG}, {3: LONG}], [NO_SECONDS]),
+        (False, [{1: LONG}, {}], [NO_SECONDS]),
+        (False, [{}], []),
+        # Where it is not known for how long a statement has run, it is seen to run for so long.
+        (True, [{1: UNTRACKED}, {1: UNTRACKED}], [LATE_SECONDS]),
+        (False, [{1: UNTRACKED}, {2: UNTRACKED}], [LATE_SECONDS]),
+        # The pause was too short for those.
+        (False, [{1: LONG, 2: UNTRACKED}, {2: UNTRACKED}], [NO_SECONDS]),
+        (True, [{1: LONG, 2: UNTRACKED}, {1: LONG}], [NO_SECONDS]),
     ],
 )
 async def test_a_commit_that_has_only_begun_to_wait_says_nothing(
-    expected: bool, looks: list[list[int]]
+    expected: bool, looks: list[dict[int, bool]], paused: list[float]
 ) -> None:
     """Its statement may have run for long; the same commit still waits a moment later, or does not."""
+    pauses: list[float] = []
 
     class Looked:
-        async def fetch(self, _: str) -> list[int]:
-            return looks.pop(0)
+        async def fetch(self, _: str) -> list[tuple[int, bool]]:
+            return [*looks.pop(0).items()]
 
-    assert expected == await waits_for_standby(cast("Connection", Looked()))
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    assert expected == await waits_for_standby(cast("Connection", Looked()), pause)
     assert [] == looks
+    assert paused == pauses
+
+
+async def test_the_server_has_its_time_to_answer_on_top_of_the_longer_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it does not track since when statements run, that pause alone takes longer than its time."""
+    monkeypatch.setattr(standby, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr(standby, "LATE_SECONDS", 0.0)
+    # So the pause is a minute longer than the short one, and over at once.
+    monkeypatch.setattr(standby, "WAIT_SECONDS", -60.0)
+    world = World()
+    world.server.is_tracked = False
+    explained = await world.explained(Unreachable(""), 6.0)
+    assert StandbyAwaited.cause == str(explained)
 
 
 @pytest.mark.parametrize("kind", [Unreachable, OutcomeUnknown])
