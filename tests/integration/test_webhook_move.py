@@ -15,7 +15,8 @@ from stretto.postgres.queries import QUERIES
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import RETRY_SECONDS, WebhookSettings
 from stretto.webhook.sender import WebhookSender
-from stretto.webhook.store import UNSERVED_SECONDS, PostgresWebhookStore, disabled_at, paused_until
+from stretto.webhook.store import PostgresWebhookStore, disabled_at, paused_until
+from stretto.webhook.target import LOOK_GAP_SECONDS_MAX, UNSERVED_SECONDS
 from support.database import commit_event, connect
 from support.waiting import until
 from support.webhook_receiver import URL_DIGEST, receiving
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     from stretto.events.place import Place
     from stretto.observations import Observation
     from stretto.postgres.connections import Database
+    from stretto.targets.delivery import ReaderTarget
     from support.database import Connection
     from support.webhook_receiver import Receiver
 
 SECRETS = (b"a secret of an endpoint, long",)
 DEADLINE_SECONDS = 60
 LEASE_SECONDS = 60.0
+STEP_SECONDS = LOOK_GAP_SECONDS_MAX - 1
 GONE = {"status": 410}
 THROTTLED = {"status": 429, "headers": {"Retry-After": "3600"}}
 FAILED = {"status": 500}
@@ -64,10 +67,11 @@ class Instance:
 
 
 class World:
-    """Starts instances on one database, with one clock."""
+    """Starts instances on one database, with clocks that move together: the database's, and theirs."""
 
     def __init__(self, database: Database, stack: AsyncExitStack) -> None:
         self.now = datetime.now(UTC) + timedelta(minutes=1)
+        self.seconds = 0.0
         self.database = database
         self._stack = stack
 
@@ -83,13 +87,32 @@ class World:
         endpoint = await self._stack.enter_async_context(WebhookEndpoint(settings))
         store = PostgresWebhookStore(self.database, endpoint.url_digest, lambda: self.now)
         observed: list[Observation] = []
-        sender = WebhookSender(store, endpoint, observed.append, lease_seconds=LEASE_SECONDS)
+        sender = WebhookSender(
+            store,
+            endpoint,
+            observed.append,
+            lease_seconds=LEASE_SECONDS,
+            clock_seconds=lambda: self.seconds,
+        )
         await sender.open()
         return Instance(sender, receiver, observed)
 
     def move(self, seconds: float) -> None:
-        """Move the clock."""
+        """Let time pass."""
         self.now += timedelta(seconds=seconds)
+        self.seconds += seconds
+
+    def jump(self, seconds: float) -> None:
+        """Set the database's clock; that of an instance stays right."""
+        self.now += timedelta(seconds=seconds)
+
+    async def wait(self, seconds: float, *instances: Instance) -> None:
+        """Let time pass while these take turns, one after the other."""
+        while seconds > 0:
+            self.move(min(seconds, STEP_SECONDS))
+            seconds -= STEP_SECONDS
+            for each in instances:
+                await each.work()
 
 
 @pytest.fixture
@@ -208,12 +231,10 @@ async def test_an_old_instance_that_restarts_does_not_keep_the_webhook(
     await new.work()
     await old.work()
     ids += [await commit_event(connection)]
-    world.move(UNSERVED_SECONDS)
-    await new.work()
+    await world.wait(UNSERVED_SECONDS - 1, new)
     assert [] == new.receiver.ids
     assert ids[:1] == old_receiver.ids
-    world.move(1)
-    await new.work()
+    await world.wait(1, new)
     await new.work()
     expected = ids if answer is not None else ids[1:]
     assert sorted(expected) == sorted(new.receiver.ids)
@@ -225,32 +246,99 @@ async def test_an_address_that_is_served_is_not_taken_over(
     """However long: a turn a minute says so, also where nothing happens."""
     other = await world.start(await world.receiver())
     served = await world.start(await world.receiver())
-    for _ in range(10):
-        world.move(61)
-        await served.work()
-        await other.work()
+    await world.wait(10 * UNSERVED_SECONDS, served, other)
     event = await commit_event(connection)
     await other.work()
     await served.work()
     assert ([event], []) == (served.receiver.ids, other.receiver.ids)
 
 
-@pytest.mark.parametrize("is_busy", [True, False])
-async def test_an_address_whose_sender_has_no_free_slot_is_served(
-    is_busy: bool, world: World, connection: Connection
+async def fill(
+    instance: Instance, world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It enrols nothing as long as it can only send; the twin sends nothing either."""
-    other = await world.start(await world.receiver())
-    busy = await world.start(await world.receiver())
+    """Have its endpoint ask for a pause, and so many deliveries be due that nothing is enrolled."""
+    monkeypatch.setattr("stretto.webhook.sender.DUE_MAX", 1)
+    instance.receiver.answers.append(THROTTLED)
     for _ in range(2):
         await commit_event(connection)
-    await busy.sender.run_once()
-    world.move(UNSERVED_SECONDS + 1)
-    if is_busy:
-        assert 1 == len(await busy.sender._store.take(1, LEASE_SECONDS))
+        world.move(1)
+        await instance.work()
+    await connection.execute("UPDATE outbox_delivery SET due_at = due_at - interval '1 day'")
+    await commit_event(connection)
+    world.move(1)
+    await instance.work()
+    assert 0 >= instance.sender._enrolled_max
+    assert 1 == len(instance.receiver.ids)
+    assert await paused_until(connection)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_who_serves_does_not_depend_on_what_is_enrolled_or_sent(
+    is_alive: bool, world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pause while many are due: the target keeps it while its sender lives, and no longer."""
+    other = await world.start(await world.receiver())
+    target = await world.start(await world.receiver())
+    await fill(target, world, connection, monkeypatch)
+    await world.wait(UNSERVED_SECONDS, *[target] * is_alive, other)
+    assert 0 >= other.sender._enrolled_max
+    assert [] == other.receiver.ids
+    await world.wait(STEP_SECONDS, *[target] * is_alive, other)
     await other.work()
+    assert (0 if is_alive else 3) == len(other.receiver.ids)
+
+
+async def test_a_clock_that_goes_back_delays_no_takeover(
+    world: World, connection: Connection
+) -> None:
+    """The target's last sender has ended before: none of its own says that the clock is behind."""
+    other = await world.start(await world.receiver())
+    await world.start(await world.receiver())
     await other.work()
-    assert (0 if is_busy else 2) == len(other.receiver.ids)
+    world.jump(-3600)
+    event = await commit_event(connection)
+    await world.wait(UNSERVED_SECONDS - 1, other)
+    assert [] == other.receiver.ids
+    await world.wait(1, other)
+    await other.work()
+    assert [event] == other.receiver.ids
+
+
+async def test_a_clock_that_jumps_ahead_takes_no_address_away(
+    world: World, connection: Connection
+) -> None:
+    """The sender that waits has its turn first."""
+    other = await world.start(await world.receiver())
+    target = await world.start(await world.receiver())
+    await other.work()
+    event = await commit_event(connection)
+    world.jump(3600)
+    await world.wait(STEP_SECONDS, other, target)
+    assert ([event], []) == (target.receiver.ids, other.receiver.ids)
+
+
+async def test_a_pause_goes_back_with_the_clock_while_nothing_is_enrolled(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is due stays due: so many wait for longer than the clock has gone back."""
+    target = await world.start(await world.receiver())
+    await fill(target, world, connection, monkeypatch)
+    until_before = await paused_until(connection)
+    assert until_before is not None
+    # The last time at which it was said that it is served.
+    served_at = await connection.fetchval("SELECT served_at FROM outbox_reader")
+    world.jump(-1800)
+    world.move(1)
+    await target.work()
+    assert 0 >= target.sender._enrolled_max
+    set_back = served_at - world.now
+    assert set_back > timedelta(seconds=1700)
+    (row,) = await connection.fetch("SELECT clock_ahead, paused_until FROM outbox_reader")
+    assert (set_back, until_before - set_back) == (row["clock_ahead"], row["paused_until"])
+    # Once, not at each turn.
+    world.move(1)
+    await target.work()
+    assert set_back == await connection.fetchval("SELECT clock_ahead FROM outbox_reader")
 
 
 async def test_an_answer_that_is_settled_during_the_move_waits_for_it(
@@ -264,7 +352,7 @@ async def test_an_answer_that_is_settled_during_the_move_waits_for_it(
     await last_try(connection)
     await old.is_answered()
     async with connection.transaction():
-        assert await connection.fetchval(QUERIES["lock_target"], URL_DIGEST, None, world.now)
+        assert await connection.fetchval(QUERIES["lock_target"], URL_DIGEST, None, None)
         await connection.execute(QUERIES["move_target"], URL_DIGEST, world.now)
         settling = asyncio.create_task(old.sender.run_once())
         await until(lambda: connection.fetchval(WAITING))
@@ -318,6 +406,26 @@ async def test_a_turn_that_the_move_overtakes_enrols_nothing(
     assert 1 == await PostgresWebhookStore(database, bytes(32)).enrol(10)
 
 
+class WaitingStore(PostgresWebhookStore):
+    """A store whose log is not to be read."""
+
+    async def page(
+        self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
+    ) -> LogPage:
+        raise AssertionError
+
+
+async def test_a_sender_of_another_address_reads_no_events(
+    database: Database, connection: Connection
+) -> None:
+    """It has a turn a second for as long as a move lasts."""
+    store = WaitingStore(database, bytes(32))
+    await store.open()
+    await PostgresWebhookStore(database, URL_DIGEST).open()
+    await commit_event(connection)
+    assert 0 == await store.enrol(10)
+
+
 async def test_an_instance_that_freezes_in_the_move_is_ended_by_the_server(
     world: World, connection: Connection, database_url: str
 ) -> None:
@@ -326,7 +434,7 @@ async def test_an_instance_that_freezes_in_the_move_is_ended_by_the_server(
     event = await commit_event(connection)
     frozen = await connect(database_url)
     await frozen.execute("BEGIN")
-    assert await frozen.fetchval(QUERIES["lock_target"], URL_DIGEST, None, world.now)
+    assert await frozen.fetchval(QUERIES["lock_target"], URL_DIGEST, None, None)
 
     async def is_sent() -> bool:
         await one.work()
@@ -334,3 +442,119 @@ async def test_an_instance_that_freezes_in_the_move_is_ended_by_the_server(
 
     await until(is_sent)
     await frozen.close()
+
+
+class Reader:
+    """The webhook's store of one address, with a time of the database that the test sets."""
+
+    def __init__(self, database: Database, digest: bytes = URL_DIGEST) -> None:
+        self.now = datetime.now(UTC) + timedelta(minutes=1)
+        self.store = PostgresWebhookStore(database, digest, lambda: self.now)
+
+    async def open(self, connection: Connection) -> None:
+        """Be the target, which was served just now."""
+        await self.store.open()
+        await connection.execute("UPDATE outbox_reader SET served_at = $1", self.now)
+
+    async def seen(self) -> ReaderTarget:
+        """Return what is read of the target."""
+        await self.store.oldest_seconds()
+        assert self.store.target is not None
+        return self.store.target
+
+
+@pytest.mark.parametrize("seconds", [1, 0, -1, -60])
+async def test_each_time_that_it_is_said_the_time_of_it_grows(
+    seconds: float, database: Database, connection: Connection
+) -> None:
+    """Also while the clock is behind, by a minute at most: that moves nothing else."""
+    reader = Reader(database)
+    await reader.open(connection)
+    before = reader.now
+    reader.now += timedelta(seconds=seconds)
+    await reader.store.serve(await reader.seen())
+    (row,) = await connection.fetch("SELECT served_at, clock_ahead FROM outbox_reader")
+    assert max(reader.now, before + timedelta(microseconds=1)) == row["served_at"]
+    assert timedelta(0) == row["clock_ahead"]
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+async def test_what_was_said_meanwhile_is_not_said_again(
+    is_said: bool, database: Database, connection: Connection
+) -> None:
+    """However many senders there are, it is one write a minute."""
+    reader = Reader(database)
+    await reader.open(connection)
+    seen = await reader.seen()
+    reader.now += timedelta(seconds=60)
+    if is_said:
+        await reader.store.serve(seen)
+    version = await connection.fetchval("SELECT xmin::text FROM outbox_reader")
+    await reader.store.serve(seen)
+    assert is_said == (version == await connection.fetchval("SELECT xmin::text FROM outbox_reader"))
+
+
+@pytest.mark.parametrize(
+    "change", ["disabled_at = now()", "target_digest = sha256('x')", "name = name"]
+)
+async def test_only_a_target_that_is_ours_and_enabled_is_said_to_be_served(
+    change: str, database: Database, connection: Connection
+) -> None:
+    """Another sender may have changed it since the last look."""
+    reader = Reader(database)
+    await reader.open(connection)
+    seen = await reader.seen()
+    await connection.execute(f"UPDATE outbox_reader SET {change}")
+    reader.now += timedelta(seconds=60)
+    await reader.store.serve(seen)
+    served_at = await connection.fetchval("SELECT served_at FROM outbox_reader")
+    assert (change == "name = name") == (reader.now == served_at)
+
+
+async def test_nothing_waits_for_a_reader_that_another_session_holds(
+    database: Database, connection: Connection
+) -> None:
+    """A sender has more to do, and says it a second later."""
+    reader = Reader(database)
+    await reader.open(connection)
+    reader.now += timedelta(seconds=60)
+    seen = await reader.seen()
+    async with connection.transaction():
+        await connection.execute("SELECT FROM outbox_reader FOR UPDATE")
+        await reader.store.serve(seen)
+    assert seen == await reader.seen()
+    await reader.store.serve(seen)
+    assert seen != await reader.seen()
+
+
+async def test_a_time_that_was_written_by_hand_keeps_no_target_unserved(
+    database: Database, connection: Connection
+) -> None:
+    """None can be taken from it, and nothing goes back with it."""
+    reader = Reader(database)
+    await reader.open(connection)
+    await connection.execute("UPDATE outbox_reader SET served_at = 'infinity'")
+    seen = await reader.seen()
+    assert seen.is_ahead
+    await reader.store.serve(seen)
+    (row,) = await connection.fetch("SELECT served_at, clock_ahead FROM outbox_reader")
+    assert (reader.now, timedelta(0)) == (row["served_at"], row["clock_ahead"])
+
+
+@pytest.mark.parametrize("meanwhile", ["it is served", "a third one", "nothing"])
+async def test_a_target_that_has_changed_since_is_not_taken_over(
+    meanwhile: str, database: Database, connection: Connection
+) -> None:
+    """Another sender serves it, or has taken it over, since the last look."""
+    other, target = Reader(database, bytes(32)), Reader(database)
+    await target.open(connection)
+    seen = await other.seen()
+    assert not seen.is_ours
+    if meanwhile == "it is served":
+        await target.store.serve(await target.seen())
+    elif meanwhile == "a third one":
+        third = Reader(database, bytes([3] * 32))
+        third.now = target.now
+        await third.store.open()
+    await other.store.take_over(seen)
+    assert (meanwhile == "nothing") == (await other.seen()).is_ours

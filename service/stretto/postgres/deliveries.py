@@ -8,7 +8,7 @@ from uuid import UUID
 from stretto.observations import EventDeadLettered
 from stretto.postgres.log import MEMBER_IDS_MAX, committed_event
 from stretto.postgres.queries import QUERIES
-from stretto.targets.delivery import UNREADABLE, Delivery, PutOff
+from stretto.targets.delivery import UNREADABLE, Delivery, PutOff, ReaderTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,6 +46,8 @@ class PostgresDeliveryStore:
         """Whether the target was disabled when the oldest event was last asked for."""
         self.has_marked = False
         """Whether the last `take` has met wrong marks: others may be due behind those deliveries."""
+        self.target: ReaderTarget | None = None
+        """The target when the oldest event was last asked for; None if the reader has no row."""
         self._last_owner = ""
         """The owner whose turn it was last: the next one's is next."""
 
@@ -126,8 +128,14 @@ class PostgresDeliveryStore:
         async with self._database.upkeep() as connection:
             row = await connection.fetchrow(QUERIES["oldest_owed"], self._reader, self._now())
         self.is_disabled = row is not None and row["is_disabled"]
+        self.target = None if row is None else self._read_target(row)
         age: float | None = row["seconds"] if row else None
         return age
+
+    def _read_target(self, row: asyncpg.Record) -> ReaderTarget:
+        digest = row["target_digest"]
+        is_ours = digest == self._target_digest
+        return ReaderTarget(digest, row["served_at"], is_ours, row["is_ahead"])
 
 
 async def dead_letters(connection: Connection, limit: int) -> list[asyncpg.Record]:

@@ -25,8 +25,7 @@
 -- if nothing is due.
 -- Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner. But
 -- where there is a synchronous standby, the commit waits for it: no event is sent that a failover
--- loses. A sender that has enough enrolled enrols nothing, so this says, too, that the reader is
--- served: once a minute, and without waiting for anyone who holds it.
+-- loses.
 WITH RECURSIVE clock AS MATERIALIZED (
     SELECT coalesce($4::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit',
@@ -115,14 +114,6 @@ WITH RECURSIVE clock AS MATERIALIZED (
     SELECT event_id, number
     FROM (SELECT *, row_number() OVER (ORDER BY rank, number, waits_since) AS place FROM due) AS due
     WHERE $8 IS NULL OR rank <= 2 * ($2 - place)
-), unnoted AS MATERIALIZED (
-    SELECT name FROM outbox_reader, clock
-    WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea
-      AND served_at < now - interval '1 minute' AND EXISTS (SELECT FROM walk)
-    FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
-), noted AS (
-    UPDATE outbox_reader SET served_at = now
-    FROM unnoted, clock WHERE outbox_reader.name = unnoted.name
 ), taken AS (
     UPDATE outbox_delivery AS delivery
     SET due_at = reader_now + make_interval(secs => $3), is_due = false,
@@ -201,8 +192,12 @@ RETURNING delivery.event_id, dead_reason IS NOT NULL AS is_dead;
 -- name: oldest_owed
 -- Read whether the target of the reader $1 is disabled; if not, the age in seconds of the oldest event
 -- that it has not got yet, whether it waits as a delivery or is beyond the reader's place, null where
--- there is none. $2 is now. A time written by hand may be infinite, from which none can be taken.
-SELECT disabled_at IS NOT NULL AS is_disabled,
+-- there is none. $2 is now. A time written by hand may be infinite, from which none can be taken. With it
+-- come the target, when a sender has last said that it is served, and whether that is more than a minute
+-- ahead: the clock has gone back since.
+SELECT disabled_at IS NOT NULL AS is_disabled, target_digest,
+       extract(epoch FROM served_at)::text AS served_at,
+       served_at > reader_now + interval '1 minute' AS is_ahead,
        CASE WHEN disabled_at IS NULL AND oldest_at IS NOT NULL THEN
     extract(epoch FROM reader_now - greatest(least(oldest_at, reader_now), 'epoch'))::float8
        END AS seconds

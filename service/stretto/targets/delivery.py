@@ -6,7 +6,7 @@ waits as a delivery, a copy of its own, until it is sent or is a dead letter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -40,6 +40,18 @@ class PutOff:
     """Whether this counts as a try that has failed."""
     dead_reason: str | None = None
     """None: it is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderTarget:
+    """Which target a reader has, and whether it is served. It differs once that was said again."""
+
+    digest: bytes | None
+    served_at: str
+    """When a sender has said so. It is compared with no time: the database's clock may jump."""
+    is_ours: bool
+    is_ahead: bool = field(compare=False)
+    """Whether that is more than a minute ahead of the database's clock, which has gone back."""
 
 
 class DeliveryStore(Protocol):

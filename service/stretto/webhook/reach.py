@@ -14,7 +14,8 @@ from stretto.webhook.rules import Cut, Unreached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stretto.webhook.rules import Endpoint, Verdict
+    from stretto.webhook.ports import Endpoint
+    from stretto.webhook.rules import Verdict
 
 # After so many connections in a row that could not be opened, the endpoint is away.
 UNREACHED_MAX: Final = 8

@@ -42,13 +42,15 @@ from stretto.webhook.rules import (
     put_off,
 )
 from stretto.webhook.slots import FREE_MIN, SLOW_MAX, UNDER_WAY_MAX, Request, Slots
+from stretto.webhook.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stretto.observations import Observer
     from stretto.telemetry.tracing import Tracing
-    from stretto.webhook.rules import Answer, Endpoint, Verdict, WebhookStore
+    from stretto.webhook.ports import Endpoint, WebhookStore
+    from stretto.webhook.rules import Answer, Verdict
 
 # Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a
 # thousand recipients.
@@ -106,6 +108,7 @@ class WebhookSender(Actor):
         self._enrol_due_at = clock_seconds()
         self._next_look: asyncio.TimerHandle | None = None
         self.lag = Lag(store.oldest_seconds, clock_seconds)
+        self._target = Target(store, clock_seconds)
         self._health = TargetHealth(self.name, observe)
 
     @property
@@ -130,6 +133,7 @@ class WebhookSender(Actor):
             self._note_blocked(is_blocked=await self._endpoint.is_blocked())
         # First: where nothing can be settled, nothing is known of what waits.
         has_waiting = await self.lag.look()
+        await self._target.serve()
         await self._settle()
         self._slots.relieve()
         has_begun = await self._take() > 0

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from stretto.observations import Observer
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
+    from stretto.targets.delivery import ReaderTarget
 
 READER: Final = "webhook"
-# A sender of another URL takes over from a target that no sender has served for so long. One that
-# serves it says so once a minute; it stops saying so, too, when the target has answered 410.
-UNSERVED_SECONDS: Final = 180.0
 
 
 class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
@@ -51,12 +49,11 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["open_webhook"], self._target_digest)
         self._last = await self.kept_place(READER)
-        await self._become_target(unserved_seconds=None)
+        await self._become_target(None)
 
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, up to so many; return how many.
 
-        If another URL is the target and no sender serves it any more, ours becomes the target.
         Raises `PositionLost` once it has moved the webhook's place, which was lost, or has begun again
         at one that this process had known, because the reader's row was lost.
         """
@@ -67,7 +64,6 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
             raise PositionLost
         self._last = reader_place(row)
         if not row["is_ours"]:
-            await self._become_target(UNSERVED_SECONDS)
             return 0
         page = await self.page(self._last, events_max)
         kept = (row["history"], row["seen"], row["parts"])
@@ -102,11 +98,26 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
             )
         return bool(is_moved)
 
-    async def _become_target(self, unserved_seconds: float | None) -> None:
-        digest, now = self._target_digest, self._now()
+    async def serve(self, seen: ReaderTarget) -> None:
+        """Say that our target is served, unless that was said since it was seen so.
+
+        If the database's clock has gone back, what is put off and a pause go back with it.
+        """
+        async with self._database.upkeep() as connection:
+            await connection.execute(
+                QUERIES["serve_webhook"], self._target_digest, seen.served_at, self._now()
+            )
+
+    async def take_over(self, seen: ReaderTarget) -> None:
+        """Make our URL the target, as `open` does, if the target is still as it was seen."""
+        await self._become_target(seen)
+
+    async def _become_target(self, seen: ReaderTarget | None) -> None:
+        digest = self._target_digest
+        before = (None, None) if seen is None else (seen.served_at, seen.digest)
         async with self._database.upkeep() as connection, connection.transaction():
-            if await connection.fetchval(QUERIES["lock_target"], digest, unserved_seconds, now):
-                await connection.execute(QUERIES["move_target"], digest, now)
+            if await connection.fetchval(QUERIES["lock_target"], digest, *before):
+                await connection.execute(QUERIES["move_target"], digest, self._now())
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""

@@ -12,14 +12,14 @@ WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = 'webhook')
 ON CONFLICT DO NOTHING;
 
 -- name: lock_target
--- Hold the reader if the endpoint whose URL has the digest $1 becomes its target: if no sender has
--- served the one before for $2 seconds, or whatever that one does if null. $3 is now. All senders wait
--- for who holds it: the server ends one that freezes.
+-- Hold the reader if the endpoint whose URL has the digest $1 becomes its target: if the target is still
+-- $3, and no sender has said since $2 that it serves it; or, if $2 is null, whatever that one does. All
+-- senders wait for who holds it: the server ends one that freezes.
 SELECT true
 FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '3s', true)
 WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
-  AND ($2::float8 IS NULL
-       OR served_at < coalesce($3::timestamptz, clock_timestamp()) - make_interval(secs => $2))
+  AND ($2::text IS NULL OR (extract(epoch FROM served_at)::text = $2
+                            AND target_digest IS NOT DISTINCT FROM $3::bytea))
 -- A sender of the target before may be settling: this waits for it, and a later one for this.
 FOR UPDATE OF outbox_reader;
 
@@ -40,6 +40,35 @@ SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL, served_a
     clock_ahead = greatest(clock_ahead, (SELECT ahead FROM last)),
     target_since = now + greatest(clock_ahead, (SELECT ahead FROM last))
 FROM clock
+WHERE name = 'webhook';
+
+-- name: serve_webhook
+-- Say that the target $1 is served, unless that was said since $2, or it is disabled. $3 is now. Senders
+-- of other targets see by another `served_at` that it was said, whatever the clock does: so that time
+-- also grows where the clock has gone back by up to a minute. Where it has gone back further, the reader's
+-- clock goes ahead of it by as much more, and a pause back, as in `enrol`. Needs no durability: it is said
+-- again. It waits for no one who holds the reader: a sender has more to do.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
+           set_config('synchronous_commit', 'off', true)
+), turn AS MATERIALIZED (
+    SELECT set_back, CASE WHEN is_ahead THEN now
+                          ELSE greatest(now, served_at + interval '1 microsecond') END AS said_at
+    FROM outbox_reader, clock, LATERAL (
+        SELECT served_at > now + interval '1 minute' AS is_ahead,
+               -- One written by hand may be infinite.
+               make_interval(secs => CASE
+                   WHEN served_at > now + interval '1 minute' AND isfinite(served_at)
+                   THEN extract(epoch FROM served_at - now)::float8 ELSE 0 END) AS set_back
+    ) AS difference
+    WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL
+      AND extract(epoch FROM served_at)::text = $2
+    FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
+)
+UPDATE outbox_reader
+SET served_at = said_at, paused_until = paused_until - set_back,
+    clock_ahead = clock_ahead + set_back
+FROM turn
 WHERE name = 'webhook';
 
 -- name: webhook_place

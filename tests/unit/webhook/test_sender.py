@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from stretto.observations import Observation
-    from stretto.targets.delivery import PutOff
+    from stretto.targets.delivery import PutOff, ReaderTarget
     from stretto.webhook.rules import Answer
 
 
@@ -66,6 +66,7 @@ class ScriptedStore:
         self.others: list[PutOff] = []
         self.is_disabled = False
         self.has_marked = False
+        self.target: ReaderTarget | None = None
         self.settled = asyncio.Event()
 
     def _fail(self, name: str) -> None:
@@ -103,6 +104,12 @@ class ScriptedStore:
         self.others += put_off
         self.settled.set()
         return [each.event_id for each in put_off if each.dead_reason is not None]
+
+    async def serve(self, seen: ReaderTarget) -> None:
+        raise AssertionError
+
+    async def take_over(self, seen: ReaderTarget) -> None:
+        raise AssertionError
 
     async def pause(self, seconds: float) -> None:
         raise AssertionError

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
 
     from stretto.observations import Observation
-    from stretto.targets.delivery import PutOff
+    from stretto.targets.delivery import PutOff, ReaderTarget
     from stretto.webhook.rules import Answer
 
 
@@ -47,6 +47,7 @@ class Stage:
     connections_opened = 0
     has_marked = False
     is_disabled = False
+    target: ReaderTarget | None = None
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -132,6 +133,14 @@ class Stage:
         self.sent += sent
         self.put_off += put_off
         return []
+
+    async def serve(self, seen: ReaderTarget) -> None:
+        """Not needed here."""
+        raise AssertionError
+
+    async def take_over(self, seen: ReaderTarget) -> None:
+        """Not needed here."""
+        raise AssertionError
 
     async def pause(self, seconds: float) -> None:
         """Not asked for here."""
