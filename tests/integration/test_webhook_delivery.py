@@ -864,14 +864,22 @@ async def test_a_restored_place_from_another_server_passes_nothing_over(
     assert sent[0] not in receiver.ids
 
 
+@pytest.mark.parametrize("is_full", [False, True])
 async def test_a_reader_whose_row_was_lost_begins_again_where_it_was(
-    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+    is_full: bool, database: Database, receiver: Receiver, clock: Clock, connection: Connection
 ) -> None:
-    """An asynchronous standby had not got it. At the present, what was committed since would be lost."""
+    """An asynchronous standby had not got it. At the present, what was committed since would be lost.
+
+    Also where so much was due before that nothing was enrolled: without the row nothing is due.
+    """
     async with opened(database, receiver, clock) as (sender, observed):
         ids = await commit_events(connection)
         await work(sender)
         await connection.execute("DELETE FROM outbox_reader")
+        if is_full:
+            sender._enrolled_max = 0
+            # The next turn looks for what waits.
+            sender.lag._due_at = 0
         ids += await commit_events(connection)
         await work(sender)
     assert ids == receiver.ids

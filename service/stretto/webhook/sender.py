@@ -140,6 +140,9 @@ class WebhookSender(Actor):
         # Known once a second at most: an event waits.
         if has_waiting:
             self._enrolled_max = DUE_MAX - await self._store.count_due(DUE_MAX)
+        elif self._store.target is None:
+            # A failover has lost the reader's row, by which what is due is counted: enrolling makes it.
+            self._enrolled_max = DUE_MAX
         is_scarce = self._slots.free <= FREE_MIN
         if is_scarce:
             self._look_soon()

@@ -24,7 +24,7 @@ from stretto.observations import (
 )
 from stretto.runtime.runner import Run
 from stretto.store_errors import Unreachable
-from stretto.targets.delivery import Delivery
+from stretto.targets.delivery import Delivery, ReaderTarget
 from stretto.targets.lag import LOOK_SECONDS
 from stretto.telemetry.tracing import Tracing
 from stretto.webhook.reach import UNREACHED_MAX
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from stretto.observations import Observation
-    from stretto.targets.delivery import PutOff, ReaderTarget
+    from stretto.targets.delivery import PutOff
     from stretto.webhook.rules import Answer
 
 
@@ -66,7 +66,7 @@ class ScriptedStore:
         self.others: list[PutOff] = []
         self.is_disabled = False
         self.has_marked = False
-        self.target: ReaderTarget | None = None
+        self.target: ReaderTarget | None = ReaderTarget(b"", "", is_ours=True, is_ahead=False)
         self.settled = asyncio.Event()
 
     def _fail(self, name: str) -> None:
