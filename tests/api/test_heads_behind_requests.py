@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.http.front.connection import ClientConnection
-from stretto.http.front.queueing import BODY_BUFFER_BYTES, QUEUED_MAX
+from stretto.http.front.parsing import BODY_BUFFER_BYTES
+from stretto.http.front.queueing import QUEUED_MAX
 from stretto.http.settings import ConnectionLimits
 from support.api_client import api_for, token_of
 from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients

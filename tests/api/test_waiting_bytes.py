@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stretto.http.front.connection import ClientConnection
-from stretto.http.front.queueing import BODY_BUFFER_BYTES, QUEUED_MAX
+from stretto.http.front.parsing import BODY_BUFFER_BYTES
+from stretto.http.front.queueing import QUEUED_MAX
 from support.api_client import token_of
 from support.database import first_row, pend, writes_held_up
 from support.raw_client import PING, RawClients, creation, creation_head, raw_clients

@@ -10,7 +10,8 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from support.api_client import token_of
+from support.api_client import connected_api, token_of
+from support.proxies import haproxy_before, running_haproxy
 from support.raw_client import BODY, PING, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
@@ -121,6 +122,57 @@ async def test_a_body_that_breaks_off_is_answered_once(start_service: StartServi
     assert answers(answered) == [b"400"]
     assert b"breaks off" not in answered
     assert not any(b"Unhandled" in line or b"request.crashed" in line for line in service.log)
+
+
+async def test_a_body_that_breaks_off_behind_a_chunk_is_not_taken_for_complete(
+    start_service: StartService, connection: Connection
+) -> None:
+    """The end of that chunk wakes its reader in the same turn of the loop."""
+    service = await start_service(READ_TIMEOUT_SECONDS="600")
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(service.url) as raw:
+        client = await raw.connect(HEAD + CHUNKED + b"\r\n%x\r\n%b" % (len(BODY), BODY))
+        await (await raw.connect(PING)).answer()
+        client.send(b"\r\nnonsense\r\n")
+        assert answers(await client.closed()) == [b"400"]
+    assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+
+
+# Each would change the request behind it, if it became a field of its head.
+TRAILERS = [
+    b"Connection: close",
+    b"Authorization: Bearer x",
+    b"Content-Encoding: gzip",
+    b"Content-Length: 40",
+    b"Expect: nothing",
+    b"Host: y",
+    b"Idempotency-Key: another",
+    b"Transfer-Encoding: gzip",
+    b"Upgrade: h2c",
+]
+
+
+async def test_a_trailer_comes_into_no_other_request_behind_a_proxy(
+    start_service: StartService,
+) -> None:
+    """A proxy sends requests of several clients over one connection, and passes trailers on."""
+    service = await start_service()
+    sharing = haproxy_before(service.url) + "    http-reuse always\n"
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        running_haproxy(sharing) as url,
+        raw_clients(url) as raw,
+        connected_api(url) as api,
+    ):
+        for trailer in TRAILERS:
+            request = HEAD.replace(b"outer", b"t") + CHUNKED + b"\r\n" + WHOLE[:-2] + trailer
+            mallory = await raw.connect(request + b"\r\n\r\n")
+            # haproxy refuses some of them itself.
+            await mallory.head()
+            key = trailer.split(b":")[0].decode()
+            for number in range(3):
+                reply = await api.create(f"{key}-{number}")
+                created = (reply.status, reply.headers.get("Idempotency-Status"))
+                assert (201, "created") == created, trailer
 
 
 HTTP_1_0 = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")

@@ -176,6 +176,9 @@ async def _read_arriving(content: StreamReader) -> bytes:
         body += chunk
         if len(body) > BODY_BYTES_MAX:
             break
+    # A body that fails with the end of a chunk has woken its reader before, and looks complete.
+    if (error := content.exception()) is not None:
+        raise error
     return bytes(body)
 
 

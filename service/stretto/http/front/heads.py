@@ -20,12 +20,34 @@ EVENTS_PATH: Final = "/v1/events"
 HEAD_BYTES_MAX: Final = 32 * 1024
 # Of the largest length that the parser takes.
 _LENGTH_DIGITS_MAX: Final = 20
+_END: Final = b"\r\n\r\n"
 _HOST: Final = re.compile(HOST.decode())
 LINE_TOO_LARGE: Final = "A line of the request's head is too large."
 FIELDS_TOO_MANY: Final = "The request's head has too many fields."
 # aiohttp has no class of its own for it: with another text it would be answered 400, as any bytes
 # that cannot be parsed.
 _TOO_MANY: Final = "Too many headers received"
+
+
+class HeadEnds:
+    """Finds where the heads of a connection end, in bytes that may be cut anywhere."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last = b""
+        """The last bytes of the head that is not complete."""
+
+    def end_in(self, data: bytes) -> int:
+        """Return how many of the next bytes belong to the same head."""
+        joined = self._last + data
+        at = joined.find(_END)
+        if at < 0:
+            self._last = joined[1 - len(_END) :]
+            return len(data)
+        count = at + len(_END) - len(self._last)
+        self._last = b""
+        return count
 
 
 def head_bytes(message: RawRequestMessage) -> int:
@@ -48,8 +70,8 @@ def too_large_part(error: BaseException | None) -> str | None:
 
 
 def body_bytes(message: RawRequestMessage) -> int:
-    """Return how long a body is, by its head; 0 if that does not say it, or is odd."""
-    return 0 if _is_length_odd(message) else int(message.headers.get(hdrs.CONTENT_LENGTH, 0))
+    """Return how long a body is, by its head; 0 if that does not say it. The rest of an odd one is zeros."""
+    return int(message.headers.get(hdrs.CONTENT_LENGTH, "0")[-_LENGTH_DIGITS_MAX:])
 
 
 def is_odd(message: RawRequestMessage) -> bool:

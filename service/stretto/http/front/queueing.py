@@ -3,9 +3,9 @@
 aiohttp queues 32 requests behind the one in progress, with 512 KiB of each body: 13 MB for one
 client that does not read. Here that is about half a megabyte.
 
-The parser reads one request at a time. So every request before bytes that cannot be parsed is
-answered, however TCP has cut them, and a refused head in its turn. What comes behind a full queue, or
-behind an unread part of a body, is kept as it came: the parser would copy all of it with each part.
+One request is parsed at a time. So every request before bytes that cannot be parsed is answered, however
+TCP has cut them, and a refused head in its turn. What comes behind a full queue, or behind an unread part
+of a body, is kept as it came.
 
 The connection of a client that closes its half, or whose newest request cannot go on, closes only
 after every complete request is answered, but for a handshake behind others; a stream of events ends
@@ -18,52 +18,44 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp.http import HttpRequestParser
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from stretto.codec import STATUS
-from stretto.errors import HeadTooLarge
+from stretto.errors import HeadTooLarge, RequestInvalid
 from stretto.http.front.chunks import ChunkCount, in_parts
 from stretto.http.front.heads import HEAD_BYTES_MAX, body_bytes, head_bytes, is_last
-from stretto.http.front.writing import BoundedWriting
+from stretto.http.front.parsing import NO_TRAILERS, PartedParsing
+from stretto.http.problems import drop_frames
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from aiohttp import StreamReader
-
     from stretto.errors import StrettoError
     from stretto.http.front.limits import LimitedServer
 
 # Behind the one in progress. Few clients pipeline at all.
 QUEUED_MAX: Final = 4
-# A body that waits to be read holds twice as much.
-BODY_BUFFER_BYTES: Final = 32 * 1024
 # Of all queued bodies; one read of the socket may add its bytes on top.
 QUEUED_BYTES_MAX: Final = 128 * 1024
 
 
-class BoundedQueue(BoundedWriting):
+class BoundedQueue(PartedParsing):
     """aiohttp's side of a connection whose client may send requests before it is answered."""
 
     __slots__ = (
-        *("_answered", "_chunks", "_ends_in_head", "_has_all", "_is_at_end", "_is_last"),
-        *("_length", "_newest", "_newest_head_bytes", "_on_end", "_unparsed"),
+        *("_answered", "_ends_in_head", "_has_all", "_is_at_end", "_is_last"),
+        *("_newest_head_bytes", "_on_end", "_unparsed"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
-        super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
-        # In place of aiohttp's own parser, whose bound is a constant.
-        self._renew_parser()
+        super().__init__(manager, write_seconds, **options)
         self._max_msg_queue_size = QUEUED_MAX
         self._msg_queue_resume_size = 0
         self._answered = 0
         """Requests whose answers the client has read in full, without a connection's last one."""
-        self._newest: StreamReader | None = None
-        """The body of the newest message, whether or not aiohttp has taken it from its queue."""
         self._has_all = False
         """Whether nothing more is read: the connection ends once the queue is answered."""
         self._is_at_end = False
@@ -72,37 +64,12 @@ class BoundedQueue(BoundedWriting):
         """Called then, by an answer that would go on for as long as the client is there."""
         self._is_last = False
         """Whether nothing can follow the newest message."""
-        self._chunks: ChunkCount | None = None
-        """Of the newest message's body, if it comes in chunks."""
-        self._length = 0
-        """Of that body, if it has a length and did not come with its head."""
         self._unparsed = b""
         """The last byte that has arrived, or more, while the parser may not have come to it."""
         self._ends_in_head = False
         """Whether the last byte that was parsed belongs to a head that is not complete."""
         self._newest_head_bytes = 0
         """Of the newest complete head."""
-
-    def _renew_parser(self) -> None:
-        """Take a new parser: one keeps a head that it has read, or a part of one, until the next begins."""
-        self._parser = HttpRequestParser(
-            self,
-            self._loop,
-            BODY_BUFFER_BYTES,
-            max_line_size=self.max_line_size,
-            max_field_size=self.max_field_size,
-            max_headers=self.max_headers,
-            payload_exception=RequestPayloadError,
-            # aiohttp accepts gzip without its end; `read_body` decompresses, and finds that.
-            auto_decompress=False,
-            # It stops behind each request, so that what follows cannot spoil that request.
-            max_msg_queue_size=1,
-        )
-
-    @property
-    def _is_in_body(self) -> bool:
-        """Whether the body of the newest message is not complete."""
-        return self._newest is not None and not self._newest.is_eof()
 
     @property
     def _is_held_up(self) -> bool:
@@ -152,7 +119,7 @@ class BoundedQueue(BoundedWriting):
         if no request is complete with that byte, and no body goes on, a head has begun.
         """
         if self._unparsed or not data:
-            # The parser may hold the rest of a part: with another one it would hold more and more.
+            # The rest of a part may be left: with another one it would grow.
             self._parse(b"")
             data = self._unparsed + data
         self._unparsed = data[-1:]
@@ -163,7 +130,7 @@ class BoundedQueue(BoundedWriting):
             else:
                 self._parse(part)
         if self._has_all:
-            self._unparsed = b""
+            self._unparsed = self._rest = b""
         elif self._unparsed and not self._is_held_up:
             last, self._unparsed = self._unparsed, b""
             is_complete = self._read_request(last)
@@ -176,13 +143,25 @@ class BoundedQueue(BoundedWriting):
         """Parse what the parser holds, and these bytes, until they end or something is held up."""
         while not self._is_held_up and self._read_request(data):
             self._ends_in_head = False
-            # The parser holds the rest.
+            # `_rest` holds what is left.
             data = b""
 
     def _read_request(self, data: bytes) -> bool:
         """Parse up to the end of one request at most; return whether it is complete."""
-        if self._parser is None:
-            return False
+        self._rest += data
+        while self._parser is not None:
+            part = self._next_part()
+            is_complete = self._read_part(part)
+            if is_complete or self._has_all or self._reading_paused or not self._rest:
+                return is_complete
+            if not part:
+                # The parser takes what comes behind the body for a part of it.
+                self._refuse_body(RequestPayloadError("the body has no clear end"))
+        return False
+
+    def _read_part(self, data: bytes) -> bool:
+        """Parse a part of one request; return whether that is complete."""
+        assert self._parser is not None
         count = self._request_count
         was_in_body = self._is_in_body
         if self._chunks is not None:
@@ -214,7 +193,10 @@ class BoundedQueue(BoundedWriting):
             self._refuse_body(RequestPayloadError("the body comes in too many small chunks"))
             return False
         if self._is_in_body:
-            if self._chunks is not None and self._chunks.is_framing_too_large():
+            if self._chunks is not None and self._chunks.framing.has_trailer:
+                logger.info("request.cut_off", reason="trailer")
+                self._refuse_newest(RequestInvalid([], NO_TRAILERS))
+            elif self._chunks is not None and self._chunks.is_framing_too_large():
                 logger.info("request.cut_off", reason="large_framing")
                 error = RequestPayloadError("the body comes with too much around its chunks")
                 self._refuse_body(error)
@@ -230,14 +212,31 @@ class BoundedQueue(BoundedWriting):
         The message behind it is no request, but the parser's error.
         """
         assert self._newest is not None
-        self._messages.pop()
+        broken, _ = self._messages.pop()
         self._request_count -= 1
         # This request gets one answer, the connection's last.
         self._has_all = True
+        if self._is_newest_queued:
+            # No work has begun for it.
+            self._messages[-1] = broken, EMPTY_PAYLOAD
+            self._newest = EMPTY_PAYLOAD
+            if isinstance(broken, _ErrInfo):
+                drop_frames(broken.exc)
+            return
         if not self._messages:
             self.close()
         self._newest.set_exception(RequestPayloadError("the body breaks off"))
         self._newest.feed_eof()
+
+    def _refuse_newest(self, error: StrettoError) -> None:
+        """Refuse the newest request, which is not complete; if it is queued, without any work for it."""
+        if self._is_newest_queued:
+            self._messages.pop()
+            self._request_count -= 1
+            self._refuse_head(error)
+        else:
+            self._refuse_body(error)
+            self._renew_parser()
 
     def _refuse_body(self, error: Exception) -> None:
         """Fail a body that is not complete; its request is the connection's last."""

@@ -1,0 +1,85 @@
+"""The side of a connection that gives its parser one head at a time, or what belongs to one body.
+
+So the parser never holds bytes behind the message that it reads, and no field behind the last chunk of
+a body (a trailer): the request is refused. What it holds may come into the head of the next request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp.http import HttpRequestParser
+from aiohttp.web_protocol import RequestPayloadError
+
+from stretto.http.front.heads import HeadEnds
+from stretto.http.front.writing import BoundedWriting
+
+if TYPE_CHECKING:
+    from aiohttp import StreamReader
+
+    from stretto.http.front.chunks import ChunkCount
+    from stretto.http.front.limits import LimitedServer
+
+# A body that waits to be read holds twice as much.
+BODY_BUFFER_BYTES: Final = 32 * 1024
+NO_TRAILERS: Final = "Fields behind the body, trailers, are not accepted."
+
+
+class PartedParsing(BoundedWriting):
+    """aiohttp's side of a connection that knows where heads and bodies end."""
+
+    __slots__ = ("_chunks", "_head_ends", "_length", "_newest", "_rest")
+
+    def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
+        super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
+        # In place of aiohttp's own parser, whose bound is a constant.
+        self._renew_parser()
+        self._newest: StreamReader | None = None
+        """The body of the newest message, whether or not aiohttp has taken it from its queue."""
+        self._chunks: ChunkCount | None = None
+        """Of the newest message's body, if it comes in chunks."""
+        self._length = 0
+        """Of that body, if it has a length."""
+        self._head_ends = HeadEnds()
+        self._rest = b""
+        """Of the part that is parsed, what the parser has not been given."""
+
+    def _renew_parser(self) -> None:
+        """Take a new parser: one keeps a head that it has read, or a part of one, until the next begins."""
+        self._parser = HttpRequestParser(
+            self,
+            self._loop,
+            BODY_BUFFER_BYTES,
+            max_line_size=self.max_line_size,
+            max_field_size=self.max_field_size,
+            max_headers=self.max_headers,
+            payload_exception=RequestPayloadError,
+            # aiohttp accepts gzip without its end; `read_body` decompresses, and finds that.
+            auto_decompress=False,
+            # It stops behind each request, so that what follows cannot spoil that request.
+            max_msg_queue_size=1,
+        )
+
+    @property
+    def _is_in_body(self) -> bool:
+        """Whether the body of the newest message is not complete."""
+        return self._newest is not None and not self._newest.is_eof()
+
+    @property
+    def _is_newest_queued(self) -> bool:
+        """Whether the newest message waits in the queue: no handler has it."""
+        return bool(self._messages) and self._messages[-1][1] is self._newest
+
+    def _next_part(self) -> bytes:
+        """Take the next bytes, up to the end of a head or of a body at most; none if the body has ended."""
+        rest = self._rest
+        if self._upgraded:
+            count = len(rest)
+        elif self._newest is None or self._newest.is_eof():
+            count = self._head_ends.end_in(rest)
+        elif self._chunks is not None:
+            count = self._chunks.framing.end_in(rest)
+        else:
+            count = min(self._length - self._newest.total_bytes, len(rest))
+        self._rest = rest[count:]
+        return rest[:count]
