@@ -17,6 +17,8 @@ BODIES = {
     "no chunk": b"0\r\n\r\n",
     "many": b"1\r\n0\r\n2\r\n\r\n\r\n0000c\r\n0\r\n\r\nX: y\r\n\r\n000\r\n\r\n",
     "letters": b"A\r\n0123456789\r\nb\r\n0123456789\n\r\n0\r\n\r\n",
+    "a size of two digits": b"11\r\n0\r\n45678901234567\r\n0\r\n\r\n",
+    "an extension of digits": b"5;1\r\nhello\r\n0\r\n\r\n",
     "extensions": b'3;a=1;b="0"\r\nabc\r\n0;a\r\n\r\n',
     "a size of many digits": b"0" * 40 + b"1\r\nx\r\n" + b"0" * 40 + b"\r\n\r\n",
 }

@@ -16,11 +16,12 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 import stretto
-from stretto.http.front.chunks import ChunkCount
+from stretto.http.front.chunks import ChunkCount, Framing
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.counted_heads import CountedHeads
 from stretto.http.front.counting import CountedArrival
 from stretto.http.front.fast_path import FastPathConnection
+from stretto.http.front.parsing import PartedParsing
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.front.runner import ContractRunner, ContractServer
 from stretto.http.front.writing import BoundedWriting
@@ -37,6 +38,7 @@ OURS = {
     "counted_heads.py": CountedHeads,
     "counting.py": CountedArrival,
     "fast_path.py": FastPathConnection,
+    "parsing.py": PartedParsing,
     "queueing.py": BoundedQueue,
     "writing.py": BoundedWriting,
     "runner.py": ContractServer,
@@ -63,8 +65,8 @@ def known_names(ours: type) -> set[str]:
     handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
     server = {*dir(web.Server), *vars(web.Server(no_handler))}
     classes = (
-        *(ours, CountedArrival, CountedHeads, FastPathConnection, BoundedQueue, BoundedWriting),
-        ContractRunner,
+        *(ours, CountedArrival, CountedHeads, FastPathConnection, BoundedQueue),
+        *(PartedParsing, BoundedWriting, ContractRunner),
     )
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
     return (
@@ -137,6 +139,8 @@ def test_the_ends_of_chunks_are_where_they_are_counted() -> None:
     """`front/chunks.py` counts them; a body without them would have none."""
     assert {"_http_chunk_splits"} == private_names((HTTP / "front/chunks.py").read_text()) - {
         *ChunkCount.__slots__,
+        *Framing.__slots__,
+        "_read_line",
         "_unread_now",
     }
     assert "_http_chunk_splits" in StreamReader.__slots__

@@ -2,8 +2,8 @@
 
 Each chunk costs as much as many bytes do.
 
-A chunk costs some 1.3 µs, whatever its size. 4 KB in chunks of a byte cost as much as 27 creations,
-and a few hundred clients that send such bodies would keep all others waiting for a second. No rate
+A chunk costs the parser some 1.3 µs, whatever its size, and it takes about as much to know where it
+ends. 4 KB in chunks of a byte cost the parser alone as much as 27 creations, and a few hundred clients that send such bodies would keep all others waiting for a second. No rate
 of requests and no turn-taking bounds that: they count requests.
 
 A line that gives a chunk's size may go on for ever, with extensions or zeros. Nothing of it comes into
@@ -37,6 +37,7 @@ PART_BYTES: Final = 512
 # Parsed at once if they have as many lines as few chunks. Chunks of 27 bytes and more always do, and
 # smaller ones are too many after two of these.
 LARGE_PART_BYTES: Final = 8 * 1024
+_LINE: Final = re.compile(rb"[0-9A-Fa-f]{1,8}\r\n")
 _DIGITS: Final = re.compile(rb"[0-9A-Fa-f]*")
 # The parser refuses larger ones.
 _SIZE_MAX: Final = 2**64
@@ -83,6 +84,8 @@ class Framing:
         at = 0
         while at < len(data):
             if self._in_line:
+                if self._in_digits and not self._size:
+                    at = _behind_whole_chunks(data, at)
                 at = self._read_line(data, at)
             elif not self._left:
                 break
@@ -114,6 +117,19 @@ class Framing:
         self._left = self._size + len(_LINE_END)
         self._size = 0
         return end
+
+
+def _behind_whole_chunks(data: bytes, at: int) -> int:
+    """Pass over chunks that are whole, without extensions: a third of the time that others take."""
+    while line := _LINE.match(data, at):
+        begin = line.end()
+        # `int` takes the end of the line for a blank.
+        size = int(data[at:begin], 16)
+        end = begin + size + len(_LINE_END)
+        if not size or end > len(data):
+            break
+        at = end
+    return at
 
 
 class ChunkCount:
