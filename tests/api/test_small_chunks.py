@@ -11,6 +11,7 @@ from aiohttp import StreamReader
 from stretto.codec import BODY_BYTES_MAX
 from stretto.http.front.chunks import CHUNK_BYTES_MIN, CHUNKS_MAX, FRAMING_BYTES_MAX, PART_BYTES
 from stretto.http.front.connection import ClientConnection
+from stretto.http.front.parsing import BODY_BUFFER_BYTES
 from stretto.http.front.queueing import QUEUED_MAX
 from stretto.http.requests import BODY_UNREADABLE
 from support.api_client import Api, token_of
@@ -193,6 +194,19 @@ async def test_chunks_behind_a_body_that_is_not_read_yet_are_as_few(
     await connection.execute("DELETE FROM attempt")
     assert [404, 201, 400] == [(await client.answer())[0] for _ in range(3)]
     assert len(parsed) <= 2 * CHUNKS_MAX
+
+
+async def test_chunks_that_wait_for_their_reader_are_no_error(
+    raw: RawClients, connection: Connection
+) -> None:
+    """The parser stops before the end of a body that is not read, and goes on when that is."""
+    await pend(connection, "p")
+    body = BODY.ljust(2 * BODY_BUFFER_BYTES + 2_500)
+    sent = chunks(body[:60_000], 60_000).removesuffix(b"0\r\n\r\n") + chunks(body[60_000:], 100)
+    client = await raw.connect(LOOKUP + POST + sent + PING)
+    await (await raw.connect(PING)).answer()
+    await connection.execute("DELETE FROM attempt")
+    assert [404, 201, 200] == [(await client.answer())[0] for _ in range(3)]
 
 
 async def test_chunks_behind_a_handshake_with_an_odd_host_are_not_parsed(
