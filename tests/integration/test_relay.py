@@ -236,7 +236,7 @@ async def test_a_relay_that_dies_is_replaced_when_its_lease_is_over(
     other = world.another(other_bus)
     if is_dead:
         world.bus.meanwhile = die
-        world.relay.close = die  # type: ignore[method-assign]
+        world.relay._give_back = die  # type: ignore[method-assign]
         with pytest.raises(asyncio.CancelledError):
             await world.relay.run_once()
     else:

@@ -15,6 +15,7 @@
 
 | the event loop | |
 |---|---|
+| `virtual_time` | a loop whose time goes on where nothing is left to do: no test waits |
 | `call_time` | the time of a call of `StrettoClient`, which ends when a test says so |
 | `loop_turns` | counts the turns of the event loop |
 | `cancellations` | leaves one behind that is over, as a `TaskGroup` does |
@@ -34,6 +35,8 @@
 |---|---|
 | `changed_groups` | what a host's changes leave: a group as it is, and the events that say so |
 | `database` | a database of one test, what a test does to it, and what it sees there |
+| `bus_trial` | a host's bus that hangs, raises or does few things at once, in virtual time |
+| `bus_again` | a host's bus of many kinds, and the store that relays over it share, in virtual time |
 | `embedded_servers` | processes that own an embedded server, and quick settings |
 | `nats_process` | a real nats-server, and a client of it |
 | `nats_cluster` | three real nats-servers that replicate streams |
@@ -72,6 +75,7 @@
 | time, log and waiting | |
 |---|---|
 | `clock` | a clock that stands still unless a test sets it |
+| `virtual_time` | an event loop whose time jumps to the next timer |
 | `costly_writes` | writers whose store takes the time of a `clock`, and fails some owners |
 | `logged_events` | what a service's log says of an observation |
 | `traces` | spans that are kept in memory; a collector of traces |

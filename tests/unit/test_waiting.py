@@ -19,6 +19,8 @@ GO_ON = {
     *("integration/test_webhook_delivery.py", "unit/http/test_shedding.py", "support/waiting.py"),
     *("unit/http/test_accepting.py", "unit/runtime/test_runner.py", "integration/test_database.py"),
     "integration/test_consumers.py",
+    # Virtual time, in which others' events come now and then.
+    *("unit/assembly/test_host_bus_again.py", "unit/targets/test_doubted_relay.py"),
 }
 
 

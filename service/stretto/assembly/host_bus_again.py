@@ -1,56 +1,78 @@
-"""RefusedAgain: what a host's bus has refused, or failed for, is published again, each event alone.
+"""RefusedAgain: events that a host's bus has not taken in the log's turn are published again, beside the log.
 
-Owners take part side by side, beside the log as well. What fails there may have waited for others, where the
-bus does few things at once. So it is tried once more with the bus to itself: an owner for whom it fails no more
-would never get through beside those for whom the bus hangs, and would be to blame for ever.
+A few owners' are published together. If that fails, each owner's are published by themselves: an owner has one
+call under way. Where the bus takes others' calls meanwhile, more owners are tried at once; where it does few
+things at once, one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stretto.assembly.host_bus_blame import OWNERS_MAX, owner_of
-from stretto.assembly.host_bus_calls import CutShort, NoAnswer, reason_of
+from stretto.assembly.host_bus_calls import NoAnswer, reason_of
 from stretto.runtime.backoff import Backoff
 from stretto.targets.delivery import PutOff
 from stretto.targets.refused import PAUSE, put_off
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
 
     from stretto.assembly.host_bus_blame import BlamedOwners
     from stretto.assembly.host_bus_calls import HostsBusCalls
     from stretto.assembly.host_bus_patience import Patience
     from stretto.targets.delivery import Delivery
 
-# So many owners at once: the bus may do few things at a time, and is busy with new events.
-AGAIN_OWNERS_MAX: Final = 4
-# After an event that has failed slowly, its owner's wait, also new ones: each would keep the bus busy, and a
-# call that was cancelled may go on in a thread.
+# Calls at once: at first, and where the bus takes others' while such calls hang.
+PLACES: Final = 2
+PLACES_MAX: Final = 64
+# After an event that has failed slowly, its owner's wait, also new ones: each may keep others out.
 BEHIND_PAUSE: Final = Backoff(4.0, 30.0)
+# A slow one that has kept out others is followed by a rest, so many times as long, before the next one.
+REST_TIMES: Final = 4.0
 
 
 class _Slow(NamedTuple):
     """Of an owner whose events fail slowly."""
 
-    times: int = 0
+    times: int
     """How often, since one has not."""
-    seconds: float = 0.0
-    """How long its events wait."""
-    until: float = float("-inf")
-    """Till when they do."""
+    until: float
+    """Till when its events wait."""
 
 
-_NOT_SLOW: Final = _Slow()
+_NOT_SLOW: Final = _Slow(0, float("-inf"))
 
 
-class _Outcome:
-    """What has come of deliveries so far; those that are in neither list were sent."""
+class _Places:
+    """How many calls may be under way: more where the bus takes others while such calls hang."""
 
-    def __init__(self) -> None:
-        self.put_offs: list[PutOff] = []
-        self.failed: list[tuple[Delivery, Exception]] = []
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._taken = 0
+        self._freed = asyncio.Event()
+
+    async def __aenter__(self) -> None:
+        while self._taken >= self._count:
+            self._freed.clear()
+            await self._freed.wait()
+        self._taken += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._taken -= 1
+        self._freed.set()
+
+    def note_hung(self, *, kept_out: bool) -> None:
+        """Note that a call has hung, and whether it has kept out others meanwhile."""
+        self._count = 1 if kept_out else min(self._count * 2, PLACES_MAX)
+        self._freed.set()
 
 
 class RefusedAgain:
@@ -61,160 +83,190 @@ class RefusedAgain:
         calls: HostsBusCalls,
         blamed: BlamedOwners,
         patience: Patience,
-        to_itself: asyncio.Lock,
+        good: dict[str, None],
         clock_seconds: Callable[[], float],
     ) -> None:
-        """Take the lock that is held while the log, or one event here, has the bus without others."""
+        """Take the owners for whom the bus has answered lately: they wait for no others."""
         self._calls = calls
+        self._good = good
         self._blamed = blamed
         self._patience = patience
-        self._to_itself = to_itself
         self._clock_seconds = clock_seconds
-        self._under_way = 0
+        self._good_places = _Places(PLACES_MAX)
+        self._places, self._slow_places = _Places(PLACES), _Places(PLACES)
+        self._under_way: set[str] = set()
+        """Owners of whom a call is under way."""
+        self._apart: set[str] = set()
+        """Owners whose events are published by themselves: together with others they have failed."""
         self._slow: dict[str, _Slow] = {}
-        self._unsure: set[str] = set()
-        """Owners whose calls hang, perhaps because cancelled ones go on: only the bus to itself shows more."""
+        self._rests_until = float("-inf")
+        """Till when no events of slow owners are tried: the last has kept out others."""
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a call is under way."""
-        return self._under_way > 0
+    def slow_owners(self) -> Collection[str]:
+        """Owners whose events fail slowly, those first for whom that has happened least."""
+        return sorted(self._slow, key=lambda owner: self._slow[owner].times)
 
-    def note_slow(self, owner: str) -> float:
-        """Note that the bus has hung for an owner's events; return for how many seconds they wait."""
-        times = self._times_slow(owner)
-        seconds = BEHIND_PAUSE.seconds(times)
-        self._slow[owner] = _Slow(times + 1, seconds, self._clock_seconds() + seconds)
-        return seconds
+    @property
+    def busy_owners(self) -> Collection[str]:
+        """Owners of whom a call is under way."""
+        return self._under_way
 
-    def note_unsure(self, owner: str) -> float:
-        """The same, where it may have hung because a call that was cancelled goes on: no longer each time."""
-        self._unsure.add(owner)
-        seconds = BEHIND_PAUSE.seconds(0)
-        until = self._clock_seconds() + seconds
-        self._slow[owner] = self._slow.get(owner, _NOT_SLOW)._replace(until=until)
-        return seconds
+    def go_on(self, call: asyncio.Task[Any], owners: Sequence[str]) -> None:
+        """Take over a call of the log's turn, which others do not wait for: these owners get no other one meanwhile."""
+        self._under_way.update(owners)
+
+        def end(_: object) -> None:
+            self._under_way.difference_update(owners)
+            error = None if call.cancelled() else call.exception()
+            if error is not None:
+                self._note_hung(error, owners)
+            if isinstance(error, NoAnswer) and len(owners) == 1:
+                self.note_slow(owners[0], error)
+
+        call.add_done_callback(end)
+
+    def parts(self, deliveries: Sequence[Delivery]) -> Sequence[Sequence[Delivery]]:
+        """Return what is to be published and settled together: each owner's, or a few owners' of a slow bus."""
+        owners = _by_owner(deliveries)
+        fresh = [owner for owner in owners if owner not in self._apart]
+        count = self._patience.part_of(len(fresh))
+        parts = [fresh[first : first + count] for first in range(0, len(fresh), count)]
+        parts += [[owner] for owner in owners if owner in self._apart]
+        return [[each for owner in part for each in owners[owner]] for part in parts]
 
     async def publish(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
-        """Publish them; return those to put off. A failure counts as a try if the bus has answered since the last.
+        """Publish a part; return those to put off. A failure counts as a try if the bus has answered since the last.
 
         Of an owner whose event fails slowly, the others are put off untried.
         """
-        began_at = self._clock_seconds()
-        outcome = _Outcome()
-        waiting: dict[str, list[Delivery]] = {}
-        for delivery in deliveries:
-            owner = owner_of(delivery.event)
-            if (seconds := self._waits_for_seconds(owner)) > 0:
-                outcome.put_offs.append(PutOff(delivery.event.event_id, seconds))
-            else:
-                waiting.setdefault(owner, []).append(delivery)
-        # Who may have waited for others alone comes before those who have kept the bus busy.
-        owners = sorted(waiting, key=self._times_slow)
-        if len(self._slow) > OWNERS_MAX:
+        if max(len(self._slow), len(self._apart)) > OWNERS_MAX:
             self._slow.clear()
-            self._unsure.clear()
-        places = asyncio.Semaphore(AGAIN_OWNERS_MAX)
-
-        async def publish(owner: str) -> None:
-            async with places:
-                await self._publish_beside(owner, waiting[owner], outcome)
-
-        beside = [owner for owner in owners if owner not in self._unsure]
-        await self._calls.run({owner: publish(owner) for owner in beside})
-        has_hung = False
-        for owner in owners:
-            left = waiting[owner]
-            seconds = 0.0
-            if left and owner in beside and not self._calls.is_free:
-                # Calls that were cancelled may go on: it has the bus to itself only once they have ended.
-                seconds = self.note_unsure(owner)
-            # One that hangs with the bus to itself suffices: others may wait behind this group.
-            elif left and not has_hung:
-                self._unsure.discard(owner)
-                async with self._to_itself:
-                    await self._publish_first(owner, left, outcome, is_alone=True)
-                has_hung = owner in self._slow
-            # The log has its turn before the next one.
-            outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
-        for delivery, error in outcome.failed:
-            is_try = self._patience.answered_at >= began_at - PAUSE.longest(delivery.tries)
-            each = put_off(delivery, reason_of(error), is_try=is_try)
-            outcome.put_offs.append(each)
-            if is_try and each.dead_reason is None:
-                self._blamed.add(delivery.event, error)
-            elif is_try:
-                # It is tried no more, and cannot show that the cause is mended.
-                self._blamed.take_back(delivery.event)
-        # Each error refers by its traceback to frames that refer to this list.
-        outcome.failed.clear()
-        return outcome.put_offs
-
-    async def _publish_beside(self, owner: str, left: list[Delivery], outcome: _Outcome) -> None:
-        """Publish an owner's beside others'; leave those of which the bus has to itself to show more."""
-        is_known = True
-        while left and is_known:
-            # The lock only delays the beginning: the call itself may go on beside the log.
-            async with self._to_itself:
-                pass
-            is_known = await self._publish_first(owner, left, outcome, is_alone=False)
-
-    async def _publish_first(
-        self, owner: str, left: list[Delivery], outcome: _Outcome, *, is_alone: bool
-    ) -> bool:
-        """Publish the first that is left, and take it off; return False if it may have failed because of others."""
-        delivery, was_free = left[0], self._calls.is_free
-        number, began_at = self._calls.begin(), self._clock_seconds()
-        self._under_way += 1
+            self._apart.clear()
+        put_offs: list[PutOff] = []
+        waiting = _by_owner(deliveries)
+        for owner in [*waiting]:
+            seconds = self._waits_for_seconds(owner)
+            if owner in self._under_way:
+                seconds = PAUSE.seconds(0)
+            if seconds > 0:
+                put_offs += [PutOff(each.event.event_id, seconds) for each in waiting.pop(owner)]
+        self._under_way.update(waiting)
         try:
-            reasons = await self._calls.publish_within(
-                self._patience.seconds,
-                [delivery.event],
-                number,
-                owner=owner,
-                can_be_cut=not is_alone,
-            )
-        except Exception as error:  # noqa: BLE001 whether it is the event's is decided later
-            took_seconds = self._clock_seconds() - began_at
-            is_slow = isinstance(error, NoAnswer) or took_seconds > self._patience.quick_seconds
-            was_passed = self._calls.was_passed(number) and not isinstance(error, CutShort)
-            if is_slow and not is_alone and not was_passed:
-                return False
-            is_sure = was_passed or was_free or not is_slow
-            if is_sure:
-                outcome.failed.append((left.pop(0), error))
-            if is_slow:
-                seconds = self.note_slow(owner) if is_sure else self.note_unsure(owner)
-                outcome.put_offs += [PutOff(each.event.event_id, seconds) for each in left]
-                left.clear()
-                return True
-        else:
-            left.pop(0)
-            self._patience.answered_at = self._clock_seconds()
+            return put_offs + await self._publish_part(waiting)
+        finally:
+            self._under_way.difference_update(waiting)
+
+    async def _publish_part(self, waiting: Mapping[str, Sequence[Delivery]]) -> list[PutOff]:
+        """Publish the events of some owners together, or if that fails, each owner's by themselves."""
+        if len(waiting) > 1:
+            deliveries = [each for owner in waiting for each in waiting[owner]]
+            try:
+                async with self._places_of(waiting):
+                    return await self._send(deliveries)
+            except Exception as error:  # noqa: BLE001 each owner's show what it is
+                self._note_hung(error, waiting)
+        calls = (self._publish_owner(owner, waiting[owner]) for owner in waiting)
+        return [each for put_offs in await asyncio.gather(*calls) for each in put_offs]
+
+    async def _publish_owner(self, owner: str, deliveries: Sequence[Delivery]) -> list[PutOff]:
+        """Publish an owner's events together, or if the bus raises for that, each alone."""
+        put_offs: list[PutOff] = []
+        parts = [[each] for each in deliveries]
+        if len(parts) > 1 and owner not in self._slow:
+            parts.insert(0, [*deliveries])
+        for number, part in enumerate(parts):
+            async with self._places_of([owner]):
+                if (seconds := self._waits_for_seconds(owner)) > 0:
+                    # Another one has kept out others meanwhile.
+                    return put_offs + _untried(parts[number:], seconds)
+                began_at, newest = self._clock_seconds(), self._calls.newest
+                try:
+                    put_offs += await self._send(part)
+                except Exception as error:  # noqa: BLE001 whether it is the event's is decided below
+                    took_seconds = self._clock_seconds() - began_at
+                    self._note_hung(error, [owner])
+                    is_slow = took_seconds >= self._patience.quick_seconds
+                    left = parts[number:]
+                    if len(part) == 1:
+                        put_offs.append(self._put_off(part[0], error, began_at))
+                        left = left[1:]
+                    if is_slow:
+                        seconds = self.note_slow(owner, error)
+                        kept_out = isinstance(error, NoAnswer) and error.kept_out
+                        if kept_out or not self._calls.was_passed(newest):
+                            took_seconds = min(took_seconds, self._patience.stall_seconds)
+                            self._rests_until = self._clock_seconds() + REST_TIMES * took_seconds
+                        return put_offs + _untried(left, seconds)
+                else:
+                    self._slow.pop(owner, None)
+                    if len(part) == len(deliveries):
+                        break
+        return put_offs
+
+    async def _send(self, deliveries: Sequence[Delivery]) -> list[PutOff]:
+        """Publish events together; return those to put off because the bus has refused them."""
+        reasons = await self._calls.publish([each.event for each in deliveries])
+        put_offs = []
+        for delivery in deliveries:
+            self._apart.discard(owner_of(delivery.event))
             if (reason := reasons.get(delivery.event.event_id)) is not None:
-                outcome.put_offs.append(put_off(delivery, reason))
+                put_offs.append(put_off(delivery, reason))
             else:
                 self._blamed.take_back(delivery.event)
-        finally:
-            self._under_way -= 1
-        self._slow.pop(owner, None)
-        return True
+        return put_offs
+
+    def _put_off(self, delivery: Delivery, error: Exception, began_at: float) -> PutOff:
+        """Return when an event for which the bus has failed is tried again; blame its owner, if that is sure."""
+        if isinstance(error, NoAnswer):
+            is_try = error.is_own
+        else:
+            is_try = self._calls.answered_at >= began_at - PAUSE.longest(delivery.tries)
+        each = put_off(delivery, reason_of(error), is_try=is_try)
+        if is_try and each.dead_reason is None:
+            self._blamed.add(delivery.event, error)
+        elif is_try:
+            # It is tried no more, and cannot show that the cause is mended.
+            self._blamed.take_back(delivery.event)
+        return each
+
+    def _places_of(self, owners: Collection[str]) -> _Places:
+        if all(owner in self._good for owner in owners):
+            return self._good_places
+        return self._slow_places if self._slow.keys() & owners else self._places
+
+    def _note_hung(self, error: BaseException, owners: Collection[str]) -> None:
+        """Note that a call for these owners has failed."""
+        if isinstance(error, NoAnswer):
+            for places in (self._places, self._slow_places):
+                places.note_hung(kept_out=error.kept_out)
+        self._apart.update(owners)
+        if len(owners) == 1 and (not isinstance(error, NoAnswer) or error.is_own):
+            for owner in owners:
+                self._good.pop(owner, None)
+
+    def note_slow(self, owner: str, error: Exception) -> float:
+        """Have an owner's events wait, longer each time it is sure to be to blame; return for how many seconds."""
+        if isinstance(error, NoAnswer) and not error.is_own:
+            return PAUSE.seconds(0)
+        times = self._slow.get(owner, _NOT_SLOW).times
+        seconds = BEHIND_PAUSE.seconds(times)
+        self._slow[owner] = _Slow(times + 1, self._clock_seconds() + seconds)
+        return seconds
 
     def _waits_for_seconds(self, owner: str) -> float:
         """Return how long an owner's events are not tried."""
-        slow = self._slow.get(owner, _NOT_SLOW)
-        seconds = slow.until - self._clock_seconds()
-        if slow.times and self._calls.is_free:
-            # Its last call may have kept all others out until then: they have as long a time without it.
-            seconds = max(seconds, slow.seconds - self._calls.free_for_seconds)
-        if self._calls.goes_on_for(owner) or (slow.times and self._log_waits):
-            seconds = max(seconds, BEHIND_PAUSE.seconds(0))
-        return seconds
+        slow = self._slow.get(owner)
+        return 0.0 if slow is None else max(slow.until, self._rests_until) - self._clock_seconds()
 
-    @property
-    def _log_waits(self) -> bool:
-        """Whether the log has events for a bus that a cancelled call may keep."""
-        return self._to_itself.locked() and not self._calls.is_free
 
-    def _times_slow(self, owner: str) -> int:
-        return self._slow.get(owner, _NOT_SLOW).times
+def _untried(parts: Iterable[Sequence[Delivery]], seconds: float) -> list[PutOff]:
+    ids = dict.fromkeys(each.event.event_id for part in parts for each in part)
+    return [PutOff(event_id, seconds) for event_id in ids]
+
+
+def _by_owner(deliveries: Iterable[Delivery]) -> dict[str, list[Delivery]]:
+    owners: dict[str, list[Delivery]] = {}
+    for delivery in deliveries:
+        owners.setdefault(owner_of(delivery.event), []).append(delivery)
+    return owners

@@ -9,69 +9,76 @@ from stretto.runtime.backoff import DOUBLINGS_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Of a lease, for all events together and for each owner's: of 5 s, others wait 1.5 s once or twice. A bus
-# that is known to take longer gets three times what it took, a lease at most.
+# Of a lease: of 5 s, others wait 1.5 s for a call that hangs, and one is cancelled after 3 s. A client's
+# own time-out, of 2 s, comes first: what a cancellation leaves behind, only the client knows.
 PATIENCE_SHARE: Final = 0.3
-PATIENCE_TIMES: Final = 3.0
-# Of that, where it has just failed for an owner, and where it has answered for others meanwhile.
+STALL_SHARE: Final = 0.6
+# A failure that took a smaller share of that time was quick.
 QUICK_SHARE: Final = 1 / 3
-# Where it has failed for one owner, it may soon for others.
-QUICK_SECONDS: Final = 30.0
+# How often calls that are under way are looked at.
+LOOK_SHARE: Final = 0.075
+# A bus that has taken longer gets three times as long, while that is not long ago, six leases at most.
+PATIENCE_TIMES: Final = 3.0
+TOOK_SECONDS: Final = 30.0
+STALL_LEASES_MAX: Final = 6.0
 
 
 class Patience:
     """How long is waited for one answer, in seconds."""
 
     def __init__(self, lease_seconds: float, clock_seconds: Callable[[], float]) -> None:
-        self.lease_seconds = lease_seconds
+        self._lease_seconds = lease_seconds
+        self.look_seconds = LOOK_SHARE * lease_seconds
         self._clock_seconds = clock_seconds
-        self.answered_at = float("-inf")
         self._took_seconds = 0.0
-        self._failed_at = float("-inf")
+        self._took_at = float("-inf")
         self._silent = 0
-        """How often in a row the bus has not answered in time, and raised nothing."""
+        """How often in a row the bus has answered nothing in time."""
 
     @property
     def seconds(self) -> float:
-        """For one answer, as a rule."""
-        return self.after(self._took_seconds)
+        """For an answer, where others wait for it."""
+        return self._after(PATIENCE_SHARE)
 
     @property
     def quick_seconds(self) -> float:
-        """For one that is probably none."""
-        return self.after(self._took_seconds, QUICK_SHARE)
+        """What fails sooner has kept out others for little time."""
+        return QUICK_SHARE * self.seconds
 
     @property
-    def has_just_failed(self) -> bool:
-        """Whether it has failed for an owner a short time ago."""
-        return self._clock_seconds() < self._failed_at + QUICK_SECONDS
+    def stall_seconds(self) -> float:
+        """For any answer, until the call is cancelled that is the first in its turn."""
+        return self._after(STALL_SHARE)
+
+    def part_of(self, owners: int) -> int:
+        """Return of how many owners, of so many that failed together, events are next published together.
+
+        So many parts of them as the bus takes one after the other within a stall, two at least.
+        """
+        took_seconds = self._recent_seconds
+        if not took_seconds:
+            return 1
+        parts = max(2, int(self.stall_seconds / took_seconds))
+        return max(1, -(-owners // parts))
 
     @property
-    def together_seconds(self) -> float:
-        """For all events together."""
-        return self.quick_seconds if self.has_just_failed else self.seconds
+    def _recent_seconds(self) -> float:
+        """The longest time that it has taken lately."""
+        is_old = self._clock_seconds() >= self._took_at + TOOK_SECONDS
+        return 0.0 if is_old else self._took_seconds
 
-    @property
-    def alone_seconds(self) -> float:
-        """For one owner's, of a bus that has answered nothing: twice as long each time."""
-        return min(self.seconds * 2.0**self._silent, self.lease_seconds)
+    def _after(self, share: float) -> float:
+        least = share * self._lease_seconds * 2.0**self._silent
+        longest = STALL_LEASES_MAX * self._lease_seconds
+        return min(max(least, PATIENCE_TIMES * self._recent_seconds), longest)
 
-    def after(self, seconds: float, share: float = 1.0) -> float:
-        """For one, where another has taken so many seconds; `share` is of the least."""
-        least = PATIENCE_SHARE * self.lease_seconds * share
-        return min(max(least, PATIENCE_TIMES * seconds), self.lease_seconds)
-
-    def note_answer(self, seconds: float, *, is_busy: bool = False) -> None:
-        """Note that the bus has answered, after so long; `is_busy`: other calls may have kept it busy."""
-        self.answered_at = self._clock_seconds()
-        # What it waits for others is no reason to wait for longer for those.
-        self._took_seconds = min(seconds, self._took_seconds) if is_busy else seconds
+    def note_answer(self, seconds: float) -> None:
+        """Note that the bus has answered, after so long."""
         self._silent = 0
+        now = self._clock_seconds()
+        if seconds >= self._took_seconds or now >= self._took_at + TOOK_SECONDS:
+            self._took_seconds, self._took_at = seconds, now
 
-    def note_failure(self) -> None:
-        """Note that it has failed for an owner."""
-        self._failed_at = self._clock_seconds()
-
-    def note_silence(self, *, has_raised: bool) -> None:
-        """Note that it has answered nothing."""
-        self._silent = 0 if has_raised else min(self._silent + 1, DOUBLINGS_MAX)
+    def note_silence(self) -> None:
+        """Note that it has answered nothing for several calls: it may need longer for each."""
+        self._silent = min(self._silent + 1, DOUBLINGS_MAX)

@@ -1,207 +1,246 @@
-"""Trial: for which owners a host's bus answers, and for which it fails.
+"""Trial: for which owners a host's bus answers, and for which it fails, after a call for all of them has failed.
 
-It has one call for each owner under way: the bus may do few things at once, and one that hangs keeps
-others from it. Where a round of calls shows nothing, the next ones are of a single owner, after all others
-were cancelled, until one is answered. If such a one hangs too, it is not because of others, unless a cancelled
-call goes on in a thread. So an event that the bus has answered for is published once more before; while that hangs
-as well, no owner is to blame.
+Each owner's events are published by themselves, those of owners for whom it has answered before first. A bus that
+takes long for each call gets a few owners' together, and fewer where that fails. It begins with one call: where
+the bus answers, more are under way at once; where it answers nothing, another one each time that has lasted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from stretto.assembly.host_bus_blame import owner_of
-from stretto.assembly.host_bus_patience import QUICK_SHARE
-from stretto.targets.bus import BusUnavailable
+from stretto.assembly.host_bus_calls import NoAnswer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+    from typing import Any
     from uuid import UUID
 
     from stretto.assembly.host_bus_calls import HostsBusCalls
     from stretto.assembly.host_bus_patience import Patience
     from stretto.events.log import CommittedEvent
 
-
-# For so few owners a call each keeps a bus less busy than all at once, of which each may go on in a thread.
-FEW_OWNERS_MAX: Final = 8
+# Calls under way at once.
+PLACES_MAX: Final = 64
+# A bus that answers nothing for so many times as long as a stall is away: the first two calls may keep out others.
+SILENT_STALLS: Final = 2.5
 
 
 class Trial:
-    """Calls of the bus, and what came of them, until the end of `async with`."""
+    """Calls of the bus, and what came of them."""
 
     def __init__(
-        self, calls: HostsBusCalls, patience: Patience, published: CommittedEvent | None
+        self,
+        calls: HostsBusCalls,
+        patience: Patience,
+        events: Iterable[CommittedEvent],
+        clock_seconds: Callable[[], float],
     ) -> None:
-        """Take the last event for which the bus has answered already."""
         self._calls = calls
         self._patience = patience
-        self._published = published
-        """The last event for which the bus has answered: no later one of its group has been published."""
-        self.asked: set[str] = set()
-        """Owners for whom it was asked."""
+        self._events = by_owner(events)
+        self._clock_seconds = clock_seconds
         self.answered: dict[UUID, str | None] = {}
-        """The events for which it has; with a reason it has refused them."""
+        """The events for which it has answered; with a reason it has refused them."""
         self.errors: dict[UUID, Exception] = {}
-        """What it has raised for an event; those behind it in their group were not tried."""
-        self.raised: set[str] = set()
-        """Owners for whom it has raised."""
-        self.hung: dict[str, float] = {}
-        """Owners for whom it has hung, not because of others, and for how many seconds."""
-        self.unsure: set[str] = set()
-        """Owners for whom it has hung, perhaps because a call that was cancelled goes on."""
-        self.ranks: dict[str, int] = {}
-        """Of owners for whom it has hung: those who may have waited for others come before these."""
-        self.shortest_seconds = float("inf")
-        """Of the calls that it has answered."""
-        self._is_held = False
-        """Whether the bus has taken nothing any more since it has hung for an owner."""
-        self._answered_at = float("-inf")
-        self._numbers: dict[str, int] = {}
-        """Each owner's newest call."""
+        """What it has raised for an event, or that it has hung; those that it kept from a try have the same: of
+        their group, or where it hangs, of their owner."""
+        self.slow: set[str] = set()
+        """Owners for whom it has failed slowly."""
+        self._called_at: dict[str, float] = {}
+        """When the newest call of each owner has begun."""
+        self.is_there = False
+        """Whether the bus has answered for an event."""
+        self.is_together = False
+        """Whether the call for all of them was answered after all."""
+        self._groups: deque[tuple[Sequence[str], int]] = deque()
+        """Owners whose events so far have failed together, and of how many they are next published together."""
+        self._early: list[str] = []
+        """Owners for whom it has raised before it has answered for any: it may have been away."""
+        self.left: dict[asyncio.Task[Any], Sequence[str]] = {}
+        """Calls that are under way, and whose events they have; at the end those that go on, if the bus is there."""
+        self._begun = self._others_begun = 0
+        self._is_turn_of_others = False
+        self._places = 1
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def run(
+        self,
+        owners: Sequence[str],
+        together: asyncio.Task[Mapping[UUID, str]],
+        others: AsyncIterator[CommittedEvent],
+        unanswered_max: int,
+    ) -> None:
+        """Publish the events of these owners, the first ones first, until it is known for whom the bus fails.
 
-    async def __aexit__(self, *_: object) -> None:
-        # Each error refers by its traceback to frames that refer to this.
-        self.errors.clear()
+        While it answers for none, so many calls begin, and as many for `others`. It ends where no news has come
+        for as long as others wait for a call that hangs, or for longer while the bus has answered none.
+        """
+        self.left[together] = ()
+        self._split(owners)
+        began_at = news_at = self._clock_seconds()
+        may_go_on = False
+        try:
+            while self._clock_seconds() - news_at < self._silent_seconds and not self.is_together:
+                if self._calls.answered_at > began_at:
+                    # Also for what is published beside the log.
+                    self._note_there()
+                if self._is_last_alone(together):
+                    break
+                await self._begin_more(others, unanswered_max)
+                if not self.left:
+                    break
+                if await self._wait(together):
+                    news_at = self._clock_seconds()
+            may_go_on = self.is_there and not self.is_together
+        finally:
+            if not may_go_on:
+                for task in self.left:
+                    task.cancel()
+
+    def _is_last_alone(self, together: asyncio.Task[Mapping[UUID, str]]) -> bool:
+        """Whether the call for all hangs, and of its owners all but one were answered: it is for this one."""
+        is_one = len(self._groups) == 1 and len(self._groups[0][0]) == 1
+        return self.is_there and is_one and not together.done() and len(self.left) == 1
+
+    async def _begin_more(self, others: AsyncIterator[CommittedEvent], unanswered_max: int) -> None:
+        """Begin calls while there are places; while the bus has answered none, one of others follows each."""
+        while len(self.left) <= self._places:
+            may_begin = self.is_there or self._begun < unanswered_max
+            may_ask_others = not self.is_there and self._others_begun < unanswered_max
+            if self._groups and may_begin and not (self._is_turn_of_others and may_ask_others):
+                self._begun += 1
+                self._is_turn_of_others = True
+                self._begin_next()
+            elif may_ask_others:
+                self._is_turn_of_others = False
+                self._others_begun += 1
+                if (other := await anext(others, None)) is not None:
+                    self._begin((), self._calls.publish([other]))
+                else:
+                    self._others_begun = unanswered_max
+            else:
+                return
 
     @property
-    def is_there(self) -> bool:
-        """Whether the bus has answered for an event."""
-        return self._published is not None
+    def _silent_seconds(self) -> float:
+        """How long is waited for news."""
+        if self.is_there:
+            return self._patience.seconds
+        return SILENT_STALLS * self._patience.stall_seconds
 
-    async def run(self, events: Iterable[CommittedEvent], *, is_again: bool = False) -> None:
-        """Publish the events, in rounds, within a lease or little more.
+    def _begin_next(self) -> None:
+        """Publish some owners' events: of a group that is to be tried in parts, or one owner's alone."""
+        owners, count = self._groups.popleft()
+        part, rest = owners[:count], owners[count:]
+        if rest:
+            self._groups.appendleft((rest, count))
+        if len(part) > 1:
+            self._begin(part, self._publish_part(part))
+        else:
+            self._begin(part, self._publish_owner(self._events[part[0]]))
 
-        While the bus answers for more and more of them, they have as long again. Only what `is_again` tried is
-        tried alone: another owner's shows sooner whether the bus is there.
-        """
-        waiting = by_owner(events)
-        self.asked.update(waiting)
-        is_first = has_news = not is_again
-        is_stuck = is_again and (not self.is_there or len(waiting) <= FEW_OWNERS_MAX)
-        now = asyncio.get_running_loop().time
-        until = now() + self._patience.lease_seconds
-        while waiting and await self._takes_calls():
-            owners = [*waiting][:1] if is_stuck else [*waiting]
-            known = len(self.answered)
-            is_quick = not is_first and (len(owners) == 1 or not has_news)
-            is_quick = is_quick or self._patience.has_just_failed
-            await self._round(waiting, owners, is_quick=is_quick)
-            is_first, has_news = False, len(self.answered) > known
-            if has_news:
-                until = now() + self._patience.lease_seconds
-            if now() >= until or not (has_news or is_again):
-                return
-            is_stuck = not has_news and (is_stuck or len(owners) > 1)
-        self.unsure.update(waiting)
+    def _split(self, owners: Sequence[str]) -> None:
+        self._groups.append((owners, self._patience.part_of(len(owners))))
 
-    def _round_seconds(self, owners: int, *, is_quick: bool) -> float:
-        """Return how long a round of so many owners may take."""
-        if not self.is_there:
-            return self._patience.alone_seconds if owners == 1 else self._patience.seconds
-        share = QUICK_SHARE if is_quick else 1.0
-        usual_seconds = self._patience.quick_seconds if is_quick else self._patience.seconds
-        took_seconds = self.shortest_seconds if self.answered else 0.0
-        return max(usual_seconds, self._patience.after(took_seconds, share))
+    def _begin(self, owners: Sequence[str], call: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(call, name="stretto publish of an owner")
+        # asyncio would log an error that nothing looks at.
+        task.add_done_callback(lambda _: task.cancelled() or task.exception())
+        self.left[task] = owners
 
-    async def _takes_calls(self) -> bool:
-        """Whether the bus takes calls again after one was cancelled; where it has answered none, that is to be seen."""
-        if self._published is None or self._calls.is_free:
-            return True
-        if not self._is_held:
-            # While it does not take this one, it takes no other one either: there is nothing to hurry for.
-            once_more = {"": self._publish_once_more(self._published)}
-            self._is_held = bool(await self._calls.run(once_more, self._patience.lease_seconds))
-        return not self._is_held
+    async def _wait(self, together: asyncio.Task[Mapping[UUID, str]]) -> bool:
+        """Wait for calls that end, and note what came of them; return whether one was answered."""
+        done, _ = await asyncio.wait(
+            self.left, timeout=self._patience.seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            self._places += 1
+        has_news = False
+        for task in done:
+            owners = self.left.pop(task)
+            error = task.exception()
+            if error is None and task is together:
+                self.is_together = has_news = True
+            elif error is None and not owners:
+                has_news = True
+            elif error is not None and len(owners) > 1:
+                self._split(owners)
+            elif owners and self._has_answered(owners):
+                has_news = True
+            elif owners and not self.is_there:
+                self._early += owners
+        if has_news:
+            self._places = min(2 * self._places, PLACES_MAX)
+            self._note_there()
+        return has_news
 
-    async def _publish_once_more(self, event: CommittedEvent) -> None:
-        """Publish what the bus has taken: what hangs though that goes through does not wait for others."""
-        with suppress(Exception):
-            await self._calls.publish([event], self._calls.begin())
+    def _note_there(self) -> None:
+        """Note that the bus has answered for an event."""
+        self.is_there = True
+        # What has failed may have met a bus that was still away: only a second failure counts.
+        for owner in self._early:
+            self._groups.append(([owner], 1))
+            for event in self._events[owner]:
+                self.errors.pop(event.event_id, None)
+        self._early.clear()
 
-    async def _round(
-        self, waiting: dict[str, list[CommittedEvent]], owners: Sequence[str], *, is_quick: bool
-    ) -> None:
-        """Publish the events of each of these owners; take off what is known then."""
-        calls = {owner: self._publish(waiting[owner]) for owner in owners}
-        # Where no answer is expected, this one shows whether the bus has places left.
-        last = self._published
-        if is_quick and len(owners) > 1 and last is not None and owner_of(last) not in calls:
-            calls[owner_of(last)] = self._publish_once_more(last)
-        lasts = self._round_seconds(len(owners), is_quick=is_quick)
-        was_free = self._calls.is_free
-        late = [owner for owner in await self._calls.run(calls, lasts) if owner in waiting]
-        for owner in owners:
-            waiting[owner] = [each for each in waiting[owner] if not self._is_known(each)]
-            if not waiting[owner]:
-                del waiting[owner]
-        # One that hangs alone, or has long been the only one that does, does not wait for others.
-        since = asyncio.get_running_loop().time() - self._answered_at
-        is_alone = was_free and len(late) == 1 and (len(owners) == 1 or since > lasts / 2)
-        for owner in late:
-            # Nor does one before others who were answered.
-            if is_alone or self._calls.was_passed(self._numbers[owner]):
-                self.hung[owner] = lasts
-                del waiting[owner]
-        late = [owner for owner in late if owner in waiting]
-        # Of a bus that does few things at once, the first ones may have kept out those behind them.
-        self.unsure.update(late[:1])
-        for rank, owner in enumerate(reversed(late)):
-            self.ranks[owner] = rank
-            left = waiting.pop(owner)
-            if len(owners) > 1:
-                waiting[owner] = left
+    def _has_answered(self, owners: Sequence[str]) -> bool:
+        return any(
+            each.event_id in self.answered for owner in owners for each in self._events[owner]
+        )
 
-    def _is_known(self, event: CommittedEvent) -> bool:
-        return event.event_id in self.answered or event.event_id in self.errors
+    async def _publish_part(self, owners: Sequence[str]) -> None:
+        await self._call([event for owner in owners for event in self._events[owner]])
 
-    async def _publish(self, events: Sequence[CommittedEvent]) -> None:
-        """Publish an owner's events together, or if the bus raises for that, each alone, in order.
-
-        If it says that it is away, one alone shows whether that is so.
-        """
-        is_away = False
+    async def _publish_owner(self, events: Sequence[CommittedEvent]) -> None:
+        """Publish an owner's events together, or if the bus raises for that, each alone, in order."""
         if len(events) > 1:
             try:
                 await self._call(events)
-            except BusUnavailable:
-                is_away = not self.is_there
+            except NoAnswer as error:
+                self._note_error(events, error)
+                raise
             except Exception:  # noqa: BLE001, S110 each alone shows what it is
                 pass
             else:
                 return
-        failed: dict[str | None, Exception] = {}
+        failed: dict[str | None, UUID] = {}
         for event in events:
             group = orjson.loads(event.envelope).get("subject")
-            if group not in failed:
-                try:
-                    await self._call([event])
-                except Exception as error:  # noqa: BLE001 the event's or the bus's: who tries decides
-                    failed[group] = error
-                    self.raised.add(owner_of(event))
-                    if is_away and not self.is_there:
-                        self.errors |= {each.event_id: error for each in events}
-                        return
             if group in failed:
-                self.errors[event.event_id] = failed[group]
+                # After the trial, where this goes on, there are no errors any more.
+                if (error_before := self.errors.get(failed[group])) is not None:
+                    self._note_error([event], error_before)
+                continue
+            try:
+                await self._call([event])
+            except Exception as error:
+                if isinstance(error, NoAnswer) or not (self.is_there or self.answered):
+                    self._note_error(events, error)
+                    raise
+                failed[group] = event.event_id
+                self._note_error([event], error)
+
+    def _note_error(self, events: Sequence[CommittedEvent], error: Exception) -> None:
+        if (
+            self._clock_seconds() - self._called_at[owner_of(events[0])]
+            >= self._patience.quick_seconds
+        ):
+            self.slow.add(owner_of(events[0]))
+        left = (each.event_id for each in events if each.event_id not in self.answered)
+        self.errors |= dict.fromkeys(left, error)
 
     async def _call(self, events: Sequence[CommittedEvent]) -> None:
-        now = asyncio.get_running_loop().time
-        number = self._numbers[owner_of(events[0])] = self._calls.begin()
-        began_at = now()
-        reasons = await self._calls.publish(events, number)
-        self._published = events[-1]
-        self._answered_at = now()
-        self.answered |= {event.event_id: reasons.get(event.event_id) for event in events}
-        self.shortest_seconds = min(self.shortest_seconds, self._answered_at - began_at)
+        self._called_at[owner_of(events[0])] = self._clock_seconds()
+        reasons = await self._calls.publish(events)
+        for event in events:
+            self.answered[event.event_id] = reasons.get(event.event_id)
+            self.errors.pop(event.event_id, None)
 
 
 def by_owner(events: Iterable[CommittedEvent]) -> dict[str, list[CommittedEvent]]:

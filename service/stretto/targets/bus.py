@@ -13,7 +13,7 @@ from stretto.kinds import name_of
 from stretto.targets.delivery import DeliveryStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent, LoggedEvent
@@ -59,6 +59,18 @@ class DoubtedBus(EventBus, Protocol):
     was_slow: bool
     """Whether the last events took too long together: the next ones should be fewer."""
 
+    @property
+    def has_blamed(self) -> bool:
+        """Whether it fails for some owners: the bus of another process may not."""
+
+    @property
+    def slow_owners(self) -> Collection[str]:
+        """Owners whose refused events take long: they take turns of their own."""
+
+    @property
+    def busy_owners(self) -> Collection[str]:
+        """Owners of whom a refused event is under way: the next ones wait."""
+
     async def publish(
         self, events: Sequence[CommittedEvent], behind: Behind = nothing_behind
     ) -> Mapping[UUID, str]:
@@ -67,8 +79,14 @@ class DoubtedBus(EventBus, Protocol):
         Raises what the bus raises if it takes none of them, nor of those that `behind` yields.
         """
 
+    def parts_again(self, deliveries: Sequence[Delivery]) -> Sequence[Sequence[Delivery]]:
+        """Return which of these are to be published, and settled, together: one that hangs holds up no other."""
+
     async def publish_again(self, deliveries: Sequence[Delivery]) -> Sequence[PutOff]:
         """Publish events that were refused before; return those to put off. Raises nothing."""
+
+    async def close(self) -> None:
+        """Cancel the calls that go on, and wait for their end, a second at most."""
 
 
 class BusStore(LogStore, DeliveryStore, Protocol):

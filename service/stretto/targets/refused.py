@@ -51,8 +51,3 @@ class RefusedEvents:
             if each.event_id in dead and each.dead_reason is not None:
                 self._observe(EventDeadLettered(each.event_id, each.dead_reason))
         self._observe(EventsRelayed(len(sent), len(put_off), time.perf_counter() - started))
-
-    async def publish_due(self, deliveries_max: int, lease_seconds: float) -> None:
-        """Publish so many at a time, until none is due."""
-        while deliveries := await self._store.take(deliveries_max, lease_seconds):
-            await self.publish(deliveries)

@@ -125,6 +125,9 @@ class OutboxRelay(Actor):
 
     async def close(self) -> None:
         """Give the lease back: another relay goes on at once."""
+        await self._give_back()
+
+    async def _give_back(self) -> None:
         if self._place is not None:
             self._place = None
             with suppress(StoreError):
@@ -271,7 +274,7 @@ class OutboxRelay(Actor):
 
     async def _yield(self) -> None:
         """Give the lease back after a failure: the bus of another process may work."""
-        await self.close()
+        await self._give_back()
         self._lease_due_at = self._clock_seconds() + self.yield_seconds
 
     def _spans_of(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, Trace]:

@@ -35,7 +35,15 @@ OWNED = {
     (
         "assembly/host_bus_calls.py",
         "create_task",
-    ): "calls of a host's bus; who waits for them, and a second at most for one that was cancelled",
+    ): "calls of a host's bus; its close, which waits a second at most",
+    (
+        "assembly/host_bus.py",
+        "create_task",
+    ): "one call of a host's bus for several owners; its turn",
+    (
+        "assembly/host_bus_trial.py",
+        "create_task",
+    ): "calls of a host's bus for an owner each; the trial, or the bus's close",
     (
         "targets/doubted_relay.py",
         "create_task",
@@ -65,7 +73,9 @@ OWNED = {
 }
 # Each coroutine that it is given becomes a task without a name, which it waits for.
 GATHERED = {
+    "assembly/host_bus_again.py": "refused events of a few owners of a part",
     "postgres/connections.py": "ends of pools",
+    "targets/doubted_relay.py": "parts of a group of refused events",
 }
 
 
