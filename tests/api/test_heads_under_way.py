@@ -127,6 +127,15 @@ async def test_what_came_of_one_head_counts_for_no_other(raw: RawClients, counte
     await counted.until_all(memory_of_part(STALLED[:9_000]))
 
 
+async def test_a_body_counts_for_no_head_behind_it(raw: RawClients, counted: Counted) -> None:
+    """It counts by itself, while it is kept."""
+    body = b" " * 100
+    head = b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    client = await raw.connect(head + body + STALLED[:9_000])
+    assert 200 == (await client.answer())[0]
+    await counted.until_all(memory_of_part(STALLED[:9_000]))
+
+
 async def test_a_small_head_that_arrives_is_not_counted(raw: RawClients, counted: Counted) -> None:
     """Few clients send any but in one packet."""
     client = await raw.connect(PING[:-2])

@@ -11,13 +11,11 @@ from aiohttp.http import HttpRequestParser
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web_protocol import RequestPayloadError
 
-from stretto.http.front.chunks import LARGE_PART_BYTES
 from stretto.http.front.head_memory import (
     LargeHead,
     drop_fields,
     drop_head,
     least_memory,
-    memory_behind,
     memory_of,
     memory_of_part,
 )
@@ -74,13 +72,6 @@ async def test_a_head_takes_what_is_counted(fields: bytes, is_complete: bool) ->
         message = messages[0][0]
         counted = memory_of(message, head_bytes(message))
     assert taken - SPARE_BYTES <= counted <= 2.5 * taken
-
-
-async def test_nothing_is_counted_behind_a_request_that_ends() -> None:
-    """What comes behind its head is, at most; its body counts by itself."""
-    assert 0 == memory_behind(LINE + b"\r\n")
-    assert memory_of_part(LINE) == memory_behind(LINE + b"\r\n" + LINE)
-    assert 0 == memory_behind(b" " * (LARGE_PART_BYTES + 1))
 
 
 async def test_a_large_head_keeps_no_message_that_was_taken() -> None:

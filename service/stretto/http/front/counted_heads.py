@@ -17,7 +17,6 @@ from stretto.http.front.head_memory import (
     drop_fields,
     drop_head,
     least_memory,
-    memory_behind,
     memory_of,
     memory_of_part,
 )
@@ -68,16 +67,14 @@ class CountedHeads(FastPathConnection):
                 memory += least_memory(message, head_bytes(message))
         return memory
 
-    def _read_request(self, data: bytes) -> bool:
-        """Parse up to the end of one request at most; note how much memory its head takes."""
-        count = self._request_count
-        is_complete = super()._read_request(data)
+    def _read_part(self, data: bytes) -> bool:
+        """Parse a part of one request; note how much memory its head takes."""
+        count, was_in_body = self._request_count, self._is_in_body
+        is_complete = super()._read_part(data)
         if self._request_count > count:
+            self._part_memory = 0
             self._note_head()
-        if is_complete:
-            if data:
-                self._part_memory = memory_behind(data)
-        elif data and not self._is_in_body:
+        elif not was_in_body:
             self._part_memory += memory_of_part(data)
         return is_complete
 

@@ -13,8 +13,6 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from stretto.http.front.chunks import LARGE_PART_BYTES
-
 if TYPE_CHECKING:
     from aiohttp.http import RawRequestMessage
     from aiohttp.web_request import BaseRequest
@@ -25,7 +23,6 @@ MEMORY_SHARE: Final = 4
 MEMORY_SHARE_NO_ASCII: Final = 6
 # Of each field, beside its bytes: tuples and the heads of objects.
 FIELD_MEMORY: Final = 160
-_HEAD_END: Final = b"\r\n\r\n"
 _NO_FIELDS: Final = CIMultiDictProxy(CIMultiDict[str]())
 _NOWHERE: Final = URL("/")
 
@@ -66,16 +63,6 @@ def memory_of_part(data: bytes) -> int:
     """Return what a part of a head takes in memory."""
     share = MEMORY_SHARE if data.isascii() else MEMORY_SHARE_NO_ASCII
     return share * len(data) + FIELD_MEMORY * data.count(b"\n")
-
-
-def memory_behind(data: bytes) -> int:
-    """Return what the parser has at most of a head behind the request that has ended in these bytes.
-
-    It reads more than such a part at once only if that ends with the body of a request.
-    """
-    if len(data) > LARGE_PART_BYTES or data.endswith(_HEAD_END):
-        return 0
-    return memory_of_part(data.rpartition(_HEAD_END)[2])
 
 
 def drop_fields(request: BaseRequest) -> None:
