@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
-from functools import wraps
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Literal
 
 from stretto.assembly.host_bus_blame import owner_of
 from stretto.events.log import LogPage
+from stretto.runtime.cancelling import retrieve
 from stretto.targets.delivery import Delivery
 from support.log_events import present
 from support.scripted_store import ScriptedStore
-from support.virtual_time import run_in_virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-    from typing import Any, ParamSpec
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from uuid import UUID
 
     from stretto.domain import UserId
@@ -26,26 +24,10 @@ if TYPE_CHECKING:
     from stretto.events.place import Place
     from stretto.targets.delivery import PutOff
 
-    Given = ParamSpec("Given")
     Fault = Literal["hangs", "raises"] | None
 
 # Of a statement, to and fro.
 STATEMENT_SECONDS: Final = 0.001
-
-
-def in_virtual_time(test: Callable[Given, Coroutine[Any, Any, None]]) -> Callable[Given, None]:
-    """Have a test run in virtual time, with the same random pauses each time."""
-
-    @wraps(test)
-    def run(*args: Given.args, **named: Given.kwargs) -> None:
-        state = random.getstate()
-        random.seed(1)
-        try:
-            run_in_virtual_time(test(*args, **named))
-        finally:
-            random.setstate(state)
-
-    return run
 
 
 def now() -> float:
@@ -97,9 +79,7 @@ class KindOfBus:
 
     def _end(self, thread: asyncio.Task[None]) -> None:
         self._threads.discard(thread)
-        # asyncio would log an error that nothing looks at.
-        if not thread.cancelled():
-            thread.exception()
+        retrieve(thread)
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> None:
         async with self._places:

@@ -1,33 +1,15 @@
-"""Host's buses that fail for some events, and tests of them in virtual time."""
+"""Host's buses that fail for some events, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec
-
-from support.virtual_time import run_in_virtual_time
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-    from typing import Any
+    from collections.abc import AsyncIterator, Collection, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
-
-Parameters = ParamSpec("Parameters")
-
-
-def in_virtual_time(
-    test: Callable[Parameters, Coroutine[Any, Any, None]],
-) -> Callable[Parameters, None]:
-    """Make a plain function of a test that is a coroutine; its loop's time is virtual."""
-
-    @wraps(test)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        run_in_virtual_time(test(*args, **kwargs))
-
-    return run
 
 
 class FailsFor:

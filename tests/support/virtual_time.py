@@ -7,13 +7,16 @@ threads and processes: those take real time.
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
@@ -48,3 +51,18 @@ def run_in_virtual_time(call: Coroutine[Any, Any, Result]) -> Result:
     """Run a test's coroutine to its end."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(call)
+
+
+def in_virtual_time(test: Callable[Given, Coroutine[Any, Any, None]]) -> Callable[Given, None]:
+    """Have a test run in virtual time, with the same random pauses each time."""
+
+    @wraps(test)
+    def run(*args: Given.args, **named: Given.kwargs) -> None:
+        state = random.getstate()
+        random.seed(1)
+        try:
+            run_in_virtual_time(test(*args, **named))
+        finally:
+            random.setstate(state)
+
+    return run

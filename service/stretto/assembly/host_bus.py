@@ -19,6 +19,7 @@ from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer, reason_of
 from stretto.assembly.host_bus_patience import Patience
 from stretto.assembly.host_bus_trial import Trial
 from stretto.domain import EVENT_TYPE
+from stretto.runtime.cancelling import retrieve
 from stretto.targets.bus import BusUnavailable, DoubtedBus, nothing_behind
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ class HostsBus(DoubtedBus):
         if not left:
             return reasons
         together = asyncio.create_task(self._calls.publish(left), name="stretto publish together")
-        # asyncio would log an error that nothing looks at.
-        together.add_done_callback(lambda _: together.cancelled() or together.exception())
+        together.add_done_callback(retrieve)
         try:
             await asyncio.wait({together}, timeout=self._patience.seconds)
             if not together.done() or together.exception() is not None:
@@ -214,6 +214,5 @@ class HostsBus(DoubtedBus):
             self._asked[owner] = None
             yield found[owner]
         if not found:
-            # All were asked for: the bus may be there for them by now.
-            # Those of this page still come last.
+            # All were asked for: the bus may be there for them by now. Those of this page still come last.
             self._asked = {owner: None for owner in firsts if owner in self._asked}

@@ -1,8 +1,8 @@
 """RefusedAgain: events that a host's bus has not taken in the log's turn are published again, beside the log.
 
-A few owners' are published together. If that fails, each owner's are published by themselves: an owner has one
-call under way. Where the bus takes others' calls meanwhile, more owners are tried at once; where it does few
-things at once, one.
+Each owner's are published by themselves, or a few owners' together where the bus takes long for each call and that
+has not failed: an owner has one call under way. Where the bus takes others' calls meanwhile, more owners are tried
+at once; where it does few things at once, one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from stretto.targets.delivery import PutOff
 from stretto.targets.refused import PAUSE, put_off
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Iterable,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from stretto.assembly.host_bus_blame import BlamedOwners
     from stretto.assembly.host_bus_calls import HostsBusCalls

@@ -15,6 +15,7 @@ import orjson
 
 from stretto.assembly.host_bus_blame import owner_of
 from stretto.assembly.host_bus_calls import NoAnswer
+from stretto.runtime.cancelling import retrieve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -149,8 +150,7 @@ class Trial:
 
     def _begin(self, owners: Sequence[str], call: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(call, name="stretto publish of an owner")
-        # asyncio would log an error that nothing looks at.
-        task.add_done_callback(lambda _: task.cancelled() or task.exception())
+        task.add_done_callback(retrieve)
         self.left[task] = owners
 
     async def _wait(self, together: asyncio.Task[Mapping[UUID, str]]) -> bool:

@@ -27,6 +27,7 @@ from stretto.errors import AuthorizeFailed, CreationRefused, Overloaded
 from stretto.kinds import is_a, name_of
 from stretto.misuse import CreatedInHook
 from stretto.observations import AuthorizationFailed
+from stretto.runtime.cancelling import retrieve
 from stretto.runtime.exits import ExitAsError
 from stretto.store_errors import StoreError
 from stretto.telemetry.logs import logger
@@ -103,9 +104,8 @@ class _Place:
     def end(self, call: asyncio.Task[None]) -> None:
         """Give the place back: the call has ended."""
         self._calls.end(self._owner)
-        if not call.cancelled():
-            # Read, or asyncio complains of one that came too late.
-            call.exception()
+        # Its error may have come too late.
+        retrieve(call)
 
     def end_soon(self, call: asyncio.Task[None], stuck: _StuckCalls) -> None:
         """Count the call, which was cancelled, among the stuck ones unless it ends in time."""

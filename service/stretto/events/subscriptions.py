@@ -27,6 +27,7 @@ from stretto.kinds import name_of
 from stretto.misuse import WrongEventLoop
 from stretto.observations import PlaceLost, SubscriberFailed
 from stretto.runtime.actor import Actor, Pace
+from stretto.runtime.cancelling import retrieve
 from stretto.runtime.exits import ExitAsError
 from stretto.store_errors import StoreError
 
@@ -216,7 +217,7 @@ class Subscriber(Actor):
     async def _call_for(self, event: CommittedEvent) -> None:
         """Make one call in a task of its own: what it cancels from within does not end this turn."""
         call = asyncio.create_task(self._call(event), name="stretto on_event")
-        call.add_done_callback(_look_at)
+        call.add_done_callback(retrieve)
         try:
             await asyncio.wait({call}, timeout=CALL_SECONDS)
             if not call.done():
@@ -246,9 +247,3 @@ class Subscriber(Actor):
 
     def _report(self, cause: str, bug: BaseException | None = None) -> None:
         self._observe(SubscriberFailed(cause, bug))
-
-
-def _look_at(call: asyncio.Task[None]) -> None:
-    """Retrieve the error of a call, also of one that is given up: asyncio would log it otherwise."""
-    if not call.cancelled():
-        call.exception()

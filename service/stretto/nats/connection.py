@@ -24,6 +24,7 @@ from stretto.network import network_failure
 from stretto.observations import BusConnected, BusFailed
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.cancelling import retrieve
 from stretto.targets.bus import BusUnavailable
 
 if TYPE_CHECKING:
@@ -284,9 +285,3 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=CANCEL_SECONDS)
-
-
-def retrieve(task: asyncio.Task[Any]) -> None:
-    """Look at a task that has ended, or asyncio logs its error as never retrieved."""
-    if not task.cancelled():
-        task.exception()

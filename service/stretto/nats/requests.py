@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nats.js.errors import APIError, NoStreamResponseError
 
-from stretto.nats.connection import end_tasks, retrieve
+from stretto.nats.connection import end_tasks
+from stretto.runtime.cancelling import retrieve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -28,6 +28,7 @@ from stretto.postgres.hook_transaction import HookTransaction
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server
 from stretto.postgres.sessions import SessionState, session_state
+from stretto.runtime.cancelling import retrieve
 from stretto.store_errors import HookEnded, HookError, Transient
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class HookedLead:
             if not hook.done():
                 # It must not write into the transactions that come after this one.
                 await end_session(led.connection, GRACE_SECONDS)
-                hook.add_done_callback(_read_late)
+                hook.add_done_callback(retrieve)
             handle.end()
             end_resources(led.connection, led.transaction)
         # One for which others wait may be slow because all are, however long it was given.
@@ -211,9 +212,3 @@ class HookedLead:
 
     def _last_raised(self, error: BaseException) -> BaseException:
         return last_raised(error, HookedLead._call.__code__)
-
-
-def _read_late(hook: asyncio.Task[None]) -> None:
-    """Read the error of a hook that was left alone: asyncio would log it, with a user's row perhaps."""
-    if not hook.cancelled():
-        hook.exception()

@@ -19,7 +19,7 @@ from stretto.postgres.migrate import PRIVILEGES, ROUTINES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import hidden_rows, require_all_rows
 from stretto.runtime.actor import Actor, Pace
-from stretto.runtime.cancelling import cancellations, is_cancelled
+from stretto.runtime.cancelling import cancellations, is_cancelled, retrieve
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
@@ -192,14 +192,8 @@ def _begin_release(pool: Pool, connection: Connection, seconds: float | None) ->
         pool.release(connection, timeout=seconds),  # type: ignore[arg-type]
         name="release of a connection",
     )
-    releasing.add_done_callback(_look_at)
+    releasing.add_done_callback(retrieve)
     return releasing
-
-
-def _look_at(releasing: asyncio.Task[None]) -> None:
-    """Retrieve the error of a release that is waited for no longer."""
-    if not releasing.cancelled():
-        releasing.exception()
 
 
 class PoolWatch(Actor):

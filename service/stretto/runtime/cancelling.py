@@ -43,3 +43,9 @@ async def in_own_task(call: Coroutine[Any, Any, Result], name: str) -> Result:
     finally:
         # The traceback of its error refers to this frame, which must not refer back.
         del task
+
+
+def retrieve(task: asyncio.Task[Any]) -> None:
+    """Look at a task that has ended, or asyncio logs its error as never retrieved, with what is in its text."""
+    if not task.cancelled():
+        task.exception()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from stretto.kinds import is_a
 from stretto.observations import ActorCrashed, ActorRestarted, UpkeepFailed
 from stretto.runtime.actor import CANCEL_SECONDS, TryAgain
-from stretto.runtime.cancelling import cancellations, is_cancelled
+from stretto.runtime.cancelling import cancellations, is_cancelled, retrieve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -246,7 +246,7 @@ class Runner:
             error: BaseException | None = None
             if task in left:
                 error = TimeoutError("it did not stop in time")
-                task.add_done_callback(_look_at)
+                task.add_done_callback(retrieve)
             elif not task.cancelled():
                 error = task.exception()
             if self._runs.pop(actor, None) is not None and error is not None:
@@ -292,9 +292,3 @@ async def _ended(runs: Mapping[asyncio.Task[None], Run]) -> set[asyncio.Task[Non
         until = min(give_up_at, *(cancel_at[task] for task in left))
         _, left = await asyncio.wait(left, timeout=max(0.0, until - now()))
     return left
-
-
-def _look_at(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a task that was left behind: asyncio would log it otherwise."""
-    if not task.cancelled():
-        task.exception()

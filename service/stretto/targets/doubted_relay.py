@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.cancelling import retrieve
 from stretto.store_errors import StoreError
 from stretto.targets.refused import RefusedEvents
 from stretto.targets.relay import RENEWALS, OutboxRelay, bytes_of
@@ -193,6 +194,4 @@ async def _cancelled(task: asyncio.Task[object]) -> None:
     """Cancel a task and wait for its end: the bus bounds how long that takes."""
     task.cancel()
     await asyncio.wait({task})
-    if not task.cancelled():
-        # asyncio would log it otherwise.
-        task.exception()
+    retrieve(task)

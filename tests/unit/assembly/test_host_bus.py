@@ -18,8 +18,9 @@ from stretto.assembly.host_bus_patience import PATIENCE_SHARE, PATIENCE_TIMES
 from stretto.observations import ActorCrashed
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import Delivery
-from support.bus_trial import Behind, DoesFew, FailsFor, HangsTogether, Takes, in_virtual_time
+from support.bus_trial import Behind, DoesFew, FailsFor, HangsTogether, Takes
 from support.owned_events import event_of
+from support.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

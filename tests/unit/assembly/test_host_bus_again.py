@@ -20,8 +20,9 @@ from stretto.assembly.host_bus_calls import HostsBusCalls
 from stretto.assembly.host_bus_patience import Patience
 from stretto.targets.delivery import Delivery
 from stretto.targets.refused import PAUSE, TRIES_MAX
-from support.bus_again import in_virtual_time, now
+from support.bus_again import now
 from support.owned_events import event_of
+from support.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping, Sequence

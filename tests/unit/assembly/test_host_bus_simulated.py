@@ -17,9 +17,10 @@ from stretto.events.log import LoggedEvent
 from stretto.runtime.runner import Run
 from stretto.targets.doubted_relay import DoubtedRelay
 from stretto.targets.settings import RelaySettings
-from support.bus_again import Kind, KindOfBus, SharedStore, in_virtual_time, now
+from support.bus_again import Kind, KindOfBus, SharedStore, now
 from support.log_events import HISTORY
 from support.owned_events import event_of
+from support.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

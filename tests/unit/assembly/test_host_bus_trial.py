@@ -12,8 +12,9 @@ from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer
 from stretto.assembly.host_bus_patience import PATIENCE_SHARE, PATIENCE_TIMES, STALL_SHARE, Patience
 from stretto.assembly.host_bus_trial import PLACES_MAX, SILENT_STALLS, Trial, by_owner
 from stretto.targets.bus import nothing_behind
-from support.bus_trial import Behind, FailsFor, Takes, in_virtual_time
+from support.bus_trial import Behind, FailsFor, Takes
 from support.owned_events import event_of
+from support.virtual_time import in_virtual_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

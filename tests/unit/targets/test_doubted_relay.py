@@ -24,10 +24,11 @@ from stretto.targets.doubted_relay import (
 from stretto.targets.lag import LOOK_SECONDS
 from stretto.targets.relay import bytes_of
 from stretto.targets.settings import RelaySettings
-from support.bus_again import in_virtual_time, now
+from support.bus_again import now
 from support.log_events import HISTORY, place
 from support.owned_events import event_of
 from support.scripted_store import ScriptedStore
+from support.virtual_time import in_virtual_time
 from support.waiting import until
 
 if TYPE_CHECKING:
