@@ -109,14 +109,17 @@ class RefusedAgain:
     def go_on(self, call: asyncio.Task[Any], owners: Sequence[str]) -> None:
         """Take over a call of the log's turn, which others do not wait for: these owners get no other one meanwhile."""
         self._under_way.update(owners)
+        began_at, newest = self._clock_seconds(), self._calls.newest
 
         def end(_: object) -> None:
             self._under_way.difference_update(owners)
             error = None if call.cancelled() else call.exception()
             if error is not None:
                 self._note_hung(error, owners)
-            if isinstance(error, NoAnswer) and len(owners) == 1:
-                self.note_slow(owners[0], error)
+                if len(owners) == 1:
+                    # It has lasted for longer than the log's turn.
+                    self.note_slow(owners[0], error)
+                    self._rest_after(error, began_at, newest)
 
         call.add_done_callback(end)
 
@@ -178,19 +181,15 @@ class RefusedAgain:
                 try:
                     put_offs += await self._send(part)
                 except Exception as error:  # noqa: BLE001 whether it is the event's is decided below
-                    took_seconds = self._clock_seconds() - began_at
                     self._note_hung(error, [owner])
-                    is_slow = took_seconds >= self._patience.quick_seconds
+                    is_slow = self._clock_seconds() - began_at >= self._patience.quick_seconds
                     left = parts[number:]
                     if len(part) == 1:
                         put_offs.append(self._put_off(part[0], error, began_at))
                         left = left[1:]
                     if is_slow:
                         seconds = self.note_slow(owner, error)
-                        kept_out = isinstance(error, NoAnswer) and error.kept_out
-                        if kept_out or not self._calls.was_passed(newest):
-                            took_seconds = min(took_seconds, self._patience.stall_seconds)
-                            self._rests_until = self._clock_seconds() + REST_TIMES * took_seconds
+                        self._rest_after(error, began_at, newest)
                         return put_offs + _untried(left, seconds)
                 else:
                     self._slow.pop(owner, None)
@@ -239,7 +238,7 @@ class RefusedAgain:
             for owner in owners:
                 self._good.pop(owner, None)
 
-    def note_slow(self, owner: str, error: Exception) -> float:
+    def note_slow(self, owner: str, error: BaseException) -> float:
         """Have an owner's events wait, longer each time it is sure to be to blame; return for how many seconds."""
         if isinstance(error, NoAnswer) and not error.is_own:
             return PAUSE.seconds(0)
@@ -247,6 +246,14 @@ class RefusedAgain:
         seconds = BEHIND_PAUSE.seconds(times)
         self._slow[owner] = _Slow(times + 1, self._clock_seconds() + seconds)
         return seconds
+
+    def _rest_after(self, error: BaseException, began_at: float, newest: int) -> None:
+        """Have all slow owners wait where a call has kept out others, or none that began after `newest` was answered."""
+        kept_out = isinstance(error, NoAnswer) and error.kept_out
+        if kept_out or not self._calls.was_passed(newest):
+            now = self._clock_seconds()
+            took_seconds = min(now - began_at, self._patience.stall_seconds)
+            self._rests_until = now + REST_TIMES * took_seconds
 
     def _waits_for_seconds(self, owner: str) -> float:
         """Return how long an owner's events are not tried."""

@@ -179,8 +179,18 @@ class HostsBusCalls:
     def _cancel(self, call: _Call) -> None:
         """Cancel a call, once: a second time would cut short what it cleans up."""
         if call.cancelled_at is None:
-            self._moved_at = call.cancelled_at = self._clock_seconds()
+            now = self._clock_seconds()
+            if not self._may_wait(call):
+                self._moved_at = now
+            call.cancelled_at = now
             call.task.cancel()
+
+    def _may_wait(self, call: _Call) -> bool:
+        """Whether an older call may keep it out: its end leaves that one as it was."""
+        return any(
+            number < call.number and each.cancelled_at is None
+            for number, each in self._calls.items()
+        )
 
     def _look_later(self) -> None:
         if self._next_look is None:

@@ -202,11 +202,11 @@ class Trial:
         if len(events) > 1:
             try:
                 await self._call(events)
-            except NoAnswer as error:
-                self._note_error(events, error)
-                raise
-            except Exception:  # noqa: BLE001, S110 each alone shows what it is
-                pass
+            except Exception as error:
+                if self._is_slow(error, events):
+                    # Each alone may take as long.
+                    self._note_error(events, error)
+                    raise
             else:
                 return
         failed: dict[str | None, UUID] = {}
@@ -220,20 +220,22 @@ class Trial:
             try:
                 await self._call([event])
             except Exception as error:
-                if isinstance(error, NoAnswer) or not (self.is_there or self.answered):
+                if self._is_slow(error, events) or not (self.is_there or self.answered):
                     self._note_error(events, error)
                     raise
                 failed[group] = event.event_id
                 self._note_error([event], error)
 
     def _note_error(self, events: Sequence[CommittedEvent], error: Exception) -> None:
-        if (
-            self._clock_seconds() - self._called_at[owner_of(events[0])]
-            >= self._patience.quick_seconds
-        ):
+        if self._is_slow(error, events):
             self.slow.add(owner_of(events[0]))
         left = (each.event_id for each in events if each.event_id not in self.answered)
         self.errors |= dict.fromkeys(left, error)
+
+    def _is_slow(self, error: Exception, events: Sequence[CommittedEvent]) -> bool:
+        """Whether the newest call of their owner, which has failed so, may have kept out others for long."""
+        took_seconds = self._clock_seconds() - self._called_at[owner_of(events[0])]
+        return isinstance(error, NoAnswer) or took_seconds >= self._patience.quick_seconds
 
     async def _call(self, events: Sequence[CommittedEvent]) -> None:
         self._called_at[owner_of(events[0])] = self._clock_seconds()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stretto.targets.delivery import PutOff
 
 LEASE_SECONDS = 5.0
+Result = TypeVar("Result")
 ALICE, BOB, CAROL = (event_of(owner, n) for n, owner in enumerate(("alice", "bob", "carol"), 1))
 
 OTHER = event_of("other", 999)
@@ -94,7 +95,7 @@ class World:
         put_offs = await self.again.publish([Delivery(each, tries) for each in events])
         return {each.event_id.int: each for each in put_offs}
 
-    async def beside(self, publishing: Coroutine[Any, Any, dict[int, PutOff]]) -> dict[int, PutOff]:
+    async def beside(self, publishing: Coroutine[Any, Any, Result]) -> Result:
         """Publish while the bus gets another owner's event each half second."""
         others = asyncio.create_task(self._answer_others())
         try:
@@ -286,6 +287,42 @@ async def test_a_call_that_the_log_has_left_is_its_owners_only_one_until_it_ends
     # Together with others it would fail again.
     world.patience.note_answer(1.5)
     assert [[11, 12], [13, 14], [15], [10]] == world.parts(*SIX)
+
+
+@pytest.mark.parametrize("does_hang", [False, True])
+@in_virtual_time
+async def test_the_owner_of_a_left_call_that_fails_waits_and_so_do_other_slow_ones(
+    does_hang: bool,
+) -> None:
+    """Else each would keep out others once more at once."""
+    world = World(places=1)
+    world.bus.takes_seconds = 0.01
+    if does_hang:
+        world.bus.hangs = {"alice"}
+    else:
+        world.bus.raises, world.bus.raises_after_seconds = {"alice": TimeoutError()}, 2.0
+    world.make_slow([BOB])
+    left = asyncio.create_task(world.calls.publish([ALICE]))
+    await asyncio.sleep(1.0)
+    world.again.go_on(left, ["alice"])
+    await world.beside(asyncio.wait({left}))
+    took_seconds = min(now() - 1.0, world.patience.stall_seconds)
+    world.bus.calls.clear()
+    put_offs = await world.publish(ALICE, BOB, CAROL)
+    assert [[3]] == world.bus.calls
+    assert {"alice", "bob"} == {*world.again.slow_owners}
+    assert put_offs[1].seconds >= put_offs[2].seconds > took_seconds
+
+
+@in_virtual_time
+async def test_a_left_call_for_some_owners_says_of_none_that_it_is_slow() -> None:
+    """Each alone shows for whom it has failed."""
+    world = World()
+    world.bus.raises, world.bus.raises_after_seconds = {"alice": TimeoutError()}, 2.0
+    left = asyncio.create_task(world.calls.publish([ALICE, BOB]))
+    world.again.go_on(left, ["alice", "bob"])
+    await asyncio.wait({left})
+    assert not world.again.slow_owners
 
 
 @in_virtual_time

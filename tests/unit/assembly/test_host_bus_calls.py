@@ -487,6 +487,22 @@ def test_a_stall_counts_from_when_a_call_last_ended(by_its_caller: bool) -> None
     run(test())
 
 
+def test_a_call_that_waits_for_others_and_is_given_up_makes_no_stall_longer() -> None:
+    """It had no place. Else a caller that gives up again and again would have a call that hangs keep the place."""
+
+    async def test() -> None:
+        bus = Bus({1: HANGS}, places=1)
+        calls = calls_of(bus)
+        tasks = begin(calls, 1, 2, 3)
+        for task in tasks[1:]:
+            await asyncio.sleep(2.0)
+            task.cancel()
+        await tasks[0]
+        assert (STALL_SECONDS, 1) == bus.cancelled_at[-1]
+
+    run(test())
+
+
 def test_a_stall_counts_from_the_begin_of_the_first_call() -> None:
     """What has ended before is no matter."""
 

@@ -6,6 +6,7 @@ The bad owners are those for whom a bus fails. None of the others' events may be
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,21 @@ def hanging(late_seconds: float, owners: int, **kind: object) -> Scenario:
     return Scenario(name, late_seconds, (Kind(hangs, **kind),), events)  # type: ignore[arg-type]
 
 
+def at_random(
+    late_seconds: float, bad_owners: int, owners: int, a_second: int, **kind: object
+) -> Scenario:
+    """Return one with such owners who make events as it comes."""
+    by_chance, at, events = random.Random(1), 0.0, []
+    while at < 90:
+        turn = by_chance.randrange(owners)
+        events.append((at, f"{BAD if turn < bad_owners else 'other'} {turn}"))
+        at += by_chance.expovariate(a_second)
+    name = f"{bad_owners} of {owners} hang, {a_second} a second at random, " + ", ".join(
+        f"{each}={value}" for each, value in kind.items()
+    )
+    return Scenario(name, late_seconds, (Kind(hangs_later, **kind),), events, seconds=290)  # type: ignore[arg-type]
+
+
 def one(
     name: str, late_seconds: float, kind: Kind, events: list[Made], counts_from: float = 0.0
 ) -> Scenario:
@@ -149,11 +165,17 @@ SCENARIOS = [
     hanging(13.5, 8, places=4, cleanup_seconds=0.9),
     hanging(17.0, 40, places=10),
     hanging(10.5, 40, places=10, own_seconds=2.0),
-    among(45.0, 5, 25, places=1),
-    among(70.0, 15, 45, places=1),
-    among(58.0, 15, 45, places=1, own_seconds=2.0, is_in_thread=True),
+    among(30.0, 5, 25, places=1),
+    among(50.0, 15, 45, places=1),
+    among(41.0, 15, 45, places=1, own_seconds=2.0, is_in_thread=True),
     among(14.5, 12, 32, places=4),
     among(19.0, 30, 90, places=4, own_seconds=2.0),
+    at_random(31.0, 5, 25, 8, places=1),
+    at_random(69.0, 15, 45, 15, places=1),
+    at_random(45.0, 15, 45, 8, places=1, own_seconds=2.0),
+    at_random(45.0, 15, 45, 15, places=1, own_seconds=2.0, is_in_thread=True),
+    at_random(22.0, 8, 50, 8, places=1, own_seconds=2.0),
+    at_random(19.0, 20, 100, 30, places=4),
     one("hundreds hang at once", 12.0, Kind(hangs), stream(60) + bad(280)),
     one("hundreds raise at once", 0.1, Kind(raises), stream(30) + bad(280)),
     one("one raises", 0.1, Kind(raises), stream(60) + bad(1, range(10, 40))),

@@ -303,6 +303,27 @@ async def test_an_owners_events_that_hang_together_are_not_tried_alone() -> None
         assert error.is_own
 
 
+@pytest.mark.parametrize(("slow", "calls"), [(3, [[1, 6, 7]]), (1, [[1, 6, 7], [1]])])
+@in_virtual_time
+async def test_an_owners_events_that_fail_slowly_are_not_tried_one_by_one(
+    slow: int, calls: list[list[int]]
+) -> None:
+    """As where the client gives up by itself: each may keep out others for as long."""
+    ours = [event_of("alice", n) for n in (1, 6, 7)]
+
+    class GivesUp(FailsFor):
+        async def work(self, events: Sequence[CommittedEvent]) -> None:
+            if events[0] in ours:
+                await asyncio.sleep(1.0 if len(events) == slow else 0.0)
+                raise TimeoutError
+
+    bus = GivesUp(None)
+    trial = Tried(bus, TWO, *ours, THREE)
+    await trial.run_after_failure()
+    assert calls == [call for call in bus.calls if call[0] in (1, 6, 7)]
+    assert ([1, 6, 7], {"alice"}) == (trial.failed, trial.slow)
+
+
 @in_virtual_time
 async def test_an_event_that_hangs_alone_keeps_its_owners_others_from_a_try() -> None:
     """Whatever their group; together they have raised."""
