@@ -175,6 +175,7 @@ AGAIN: dict[str, Step] = {
     "a proxy's own 429": answering(429, b"slow down", {"Retry-After": "Wed, 21 Oct 2015"}),
     "an unknown advice": answering(503, b'{"code": "x", "retry": "tomorrow"}'),
     "a code of no type": answering(503, b'{"code": [], "retry": []}'),
+    "a proxy's JSON with a code": answering(409, b'{"code": "conflict", "retry": "never"}'),
     "201 without a body": answering(201),
     "201 with another body": answering(201, b'{"group_id": 1}'),
     "201 cut short": answering(201, b'{"group_id": "2d8de0a2'),
@@ -343,6 +344,8 @@ async def test_an_attempt_that_failed_for_good_says_why(
         answering(403, HTML),
         answering(404, b'{"message": "no such route"}'),
         answering(413, HTML),
+        answering(403, b'{"code": 5, "retry": "never"}'),
+        answering(422, b'{"type": "about:blank", "code": "blocked", "retry": "new-key"}'),
     ],
 )
 async def test_what_is_no_stretto_is_reported_at_once(

@@ -109,9 +109,15 @@ async def front() -> AsyncIterator[Front]:
         yield front
 
 
+def problem(code: str, retry: str, status: int) -> web.StreamResponse:
+    """Return an error of the service."""
+    document = {"type": f"urn:stretto:problem:{code}", "code": code, "retry": retry}
+    return web.json_response(document, status=status)
+
+
 def refused(_: web.Request) -> web.StreamResponse:
     """Refuse the token."""
-    return web.json_response({"code": "unauthenticated", "retry": "never"}, status=401)
+    return problem("unauthenticated", "never", 401)
 
 
 def group(_: web.Request) -> web.StreamResponse:
@@ -121,7 +127,7 @@ def group(_: web.Request) -> web.StreamResponse:
 
 def busy(_: web.Request) -> web.StreamResponse:
     """Ask for another try."""
-    return web.json_response({"code": "overloaded", "retry": "same-key"}, status=503)
+    return problem("overloaded", "same-key", 503)
 
 
 def nothing(_: web.Request) -> web.StreamResponse:

@@ -262,3 +262,23 @@ async def test_newcomers_of_one_turn_make_room_for_each_other(
     async with api_for(database_url) as api:
         assert (await api.get("/livez")).status == 200
     assert server
+
+
+async def test_those_of_a_file_share_its_bytes(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of them would each keep a part of it."""
+    written: list[object] = []
+    write = web.StreamResponse.write
+
+    async def watched(response: web.StreamResponse, data: bytes) -> None:
+        written.append(data)
+        await write(response, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", watched)
+    async with asyncio.timeout(DEADLINE_SECONDS), api_for(database_url) as api:
+        for _ in range(2):
+            await api.get("/docs/swagger-ui-bundle.js")
+    assert len(written) > 2
+    assert 1 == len({id(each.obj) for each in written if isinstance(each, memoryview)})
+    assert all(isinstance(each, memoryview) for each in written)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.http.front.connection import ClientConnection
+from stretto.http.front.heads import HEAD_BYTES_MAX
 from stretto.http.front.parsing import BODY_BUFFER_BYTES
 from stretto.http.front.queueing import QUEUED_MAX
 from stretto.http.settings import ConnectionLimits
@@ -117,3 +118,27 @@ async def test_a_connection_between_two_requests_is_not_timed(
     assert 200 == (await client.answer())[0]
     client.send(PING[9:])
     assert 200 == (await client.answer())[0]
+
+
+@pytest.mark.parametrize("blanks", [b"\r\n", b"\n\r\r\n", b"\r"])
+async def test_a_connection_between_two_requests_may_have_empty_lines(
+    blanks: bytes, raw: RawClients
+) -> None:
+    """RFC 9112, 2.2. They are no head that has begun."""
+    client = await raw.connect(PING + blanks)
+    assert 200 == (await client.answer())[0]
+    # A newcomer is timed from now on, and cut off.
+    await (await raw.connect(PING[:9])).closed()
+    client.send(blanks + PING)
+    assert 200 == (await client.answer())[0]
+
+
+async def test_empty_lines_do_not_go_on_for_ever(raw: RawClients) -> None:
+    """As many bytes as of a head are passed over."""
+    client = await raw.connect(PING + b"\r\n" * (HEAD_BYTES_MAX // 2) + PING)
+    assert [200, 200] == [(await client.answer())[0] for _ in range(2)]
+    client.send(b"\r\n" * (HEAD_BYTES_MAX // 2))
+    await (await raw.connect(PING)).answer()
+    client.send(b"\r" + PING)
+    assert 431 == (await client.answer())[0]
+    assert b"" == await client.closed()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp.web_protocol import _ErrInfo
 
+from stretto.http.front.chunks import CHUNK_MEMORY
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.head_memory import FIELD_MEMORY, MEMORY_SHARE, memory_of, memory_of_part
 from stretto.runtime.turns import Turns
@@ -179,8 +180,14 @@ async def test_a_user_is_not_refused_for_heads_of_strangers(
 
 @pytest.mark.parametrize(
     ("request_", "status"),
-    [(HEAD, 200), (LAST, 200), (REFUSED, 401), (NOWHERE, 401), (LOOKUP, 404)],
-    ids=["health check", "last one", "no token", "large target", "lookup"],
+    [
+        *((HEAD, 200), (LAST, 200), (REFUSED, 401), (NOWHERE, 401), (LOOKUP, 404)),
+        *((HEAD + b"\r\n", 200), (REFUSED + b"\r", 401)),
+    ],
+    ids=[
+        *("health check", "last one", "no token", "large target", "lookup"),
+        *("an empty line behind it", "half of one"),
+    ],
 )
 async def test_nothing_is_kept_of_a_large_head_that_is_answered(
     request_: bytes,
@@ -202,11 +209,12 @@ async def test_nothing_is_kept_of_a_large_head_that_is_answered(
         assert 200 == (await client.answer())[0]
 
 
+@pytest.mark.parametrize("behind", [b"", b"\r\n"], ids=["nothing behind", "an empty line"])
 async def test_nothing_is_kept_of_a_session_s_head(
-    raw: RawClients, counted: Counted, kept: Kept
+    behind: bytes, raw: RawClients, counted: Counted, kept: Kept
 ) -> None:
     """It may go on for a day; thousands of them would fill the bound."""
-    client = await raw.connect(STREAM)
+    client = await raw.connect(STREAM + behind)
     await client.until(b"\r\n\r\n")
     await kept.until_dropped()
     await counted.until_all(0)
@@ -337,6 +345,25 @@ async def test_queued_heads_count_together(
     client.send(padded * 2)
     await until(lambda: len(counted.clients[0]._messages) == 2)
     await counted.until_all(2 * (MEMORY_SHARE * len(padded) + 2 * FIELD_MEMORY))
+    await connection.execute("DELETE FROM attempt")
+    assert [404, 200, 200] == [(await client.answer())[0] for _ in range(3)]
+    await counted.until_all(0)
+
+
+async def test_bodies_count_with_what_their_chunks_take(
+    raw: RawClients, counted: Counted, connection: Connection
+) -> None:
+    """A byte in a chunk of its own takes some hundred; queued behind a request or read by none."""
+    await pend(connection, "k", owner="alice")
+    small = b"1\r\nx\r\n" * 200 + b"0\r\n\r\n"
+    chunked = PING[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + small
+    client = await raw.connect(SMALL_LOOKUP[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + small)
+    await until(lambda: bool(counted.clients) and counted.clients[0]._has_turn)
+    await counted.until_all(200 * (1 + CHUNK_MEMORY))
+    client.send(chunked * 2)
+    await until(lambda: len(counted.clients[0]._messages) == 2)
+    heads = counted.arrived.bytes - 3 * 200 * (1 + CHUNK_MEMORY)
+    assert 0 < heads < CHUNK_MEMORY * 200
     await connection.execute("DELETE FROM attempt")
     assert [404, 200, 200] == [(await client.answer())[0] for _ in range(3)]
     await counted.until_all(0)

@@ -1,6 +1,6 @@
 """What a reply means: a result, a refusal, or that nothing is certain yet.
 
-A reply that is not a problem document, such as a proxy's error page, is judged by its status: whether to
+A reply that is not a problem document of the service, such as a proxy's error page, is judged by its status: whether to
 try again, or to report it. It settles nothing.
 """
 
@@ -25,6 +25,8 @@ BACKOFF_SECONDS_FIRST: Final = 0.1
 RETRY_AFTER_SECONDS_MAX: Final = 30
 
 _ADVICE: Final[Mapping[str, Retry]] = {advice.value: advice for advice in Retry}
+# Of the service's problem documents; a proxy may answer with others, and a `code` of its own.
+_TYPE_PREFIX: Final = "urn:stretto:problem:"
 _FOREIGN: Final = "this is not an answer of a stretto service"
 # These mean "later": with the same key another try is safe.
 _PASSING: Final = (
@@ -113,7 +115,9 @@ def read_document(reply: Reply) -> dict[str, Any]:
 def refuse(reply: Reply) -> NoReturn:
     """Raise `ClientError`, or `TryAgainError` while nothing is certain."""
     document = _object(reply.body)
-    code = str(document.get("code", f"http_{reply.status}"))
+    code = str(document.get("code"))
+    if document.get("type") != _TYPE_PREFIX + code:
+        document, code = {}, f"http_{reply.status}"
     retry = _ADVICE.get(str(document.get("retry")))
     if retry is None:
         is_passing = reply.status in _PASSING or reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR

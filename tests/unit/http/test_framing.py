@@ -69,6 +69,23 @@ def test_a_size_is_no_larger_than_the_parser_takes() -> None:
     assert framing._size == 2**64
 
 
+def test_empty_lines_before_a_head_belong_to_none() -> None:
+    """Behind its first byte they do."""
+    head = b"GET / HTTP/1.1\r\n\r\n"
+    for blanks in (b"\r\n", b"\n\r\r\n", b"\r"):
+        for pieces in cuts(blanks + head + blanks):
+            ends, blank, taken = HeadEnds(), 0, 0
+            for piece in pieces:
+                rest = piece
+                while rest:
+                    count = ends.blanks_in(rest)
+                    end = count + ends.end_in(rest[count:])
+                    blank, taken = blank + count, taken + end - count
+                    rest = rest[end:]
+            assert (2 * len(blanks), len(head)) == (blank, taken)
+            assert (len(blanks), False) == (ends.blank_bytes, ends.is_in_head)
+
+
 def test_a_head_ends_at_its_first_empty_line() -> None:
     """A line that ends otherwise does not end it."""
     head = b"GET / HTTP/1.1\r\nHost: x\r\nX: \r\r\n\n\r\r\n\r\n"

@@ -11,6 +11,7 @@ from aiohttp.http import HttpRequestParser
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web_protocol import RequestPayloadError
 
+from stretto.http.front.chunks import CHUNKS_MAX, memory_of_body
 from stretto.http.front.head_memory import (
     LargeHead,
     drop_fields,
@@ -72,6 +73,27 @@ async def test_a_head_takes_what_is_counted(fields: bytes, is_complete: bool) ->
         message = messages[0][0]
         counted = memory_of(message, head_bytes(message))
     assert taken - SPARE_BYTES <= counted <= 2.5 * taken
+
+
+@pytest.mark.parametrize("size", [2, 3, 64])
+async def test_a_body_in_chunks_takes_what_is_counted(size: int) -> None:
+    """At most, and far from several times that."""
+    loop = asyncio.get_running_loop()
+    head = LINE + b"Transfer-Encoding: chunked\r\n\r\n"
+    chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
+    parsers = [HttpRequestParser(BaseProtocol(loop), loop, 2**15) for _ in range(PARSERS)]
+    bodies = [parser.feed_data(head)[0][0][1] for parser in parsers]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for parser in parsers:
+            parser.feed_data(chunk * CHUNKS_MAX)
+        taken = (tracemalloc.get_traced_memory()[0] - before) // PARSERS
+    finally:
+        tracemalloc.stop()
+    counted = memory_of_body(bodies[0])
+    assert taken <= counted + SPARE_BYTES
+    assert counted <= 2 * taken
 
 
 async def test_a_large_head_keeps_no_message_that_was_taken() -> None:

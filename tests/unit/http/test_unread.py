@@ -90,7 +90,7 @@ async def test_what_was_read_counts_no_longer() -> None:
 
 
 async def test_little_is_not_counted() -> None:
-    """A session's client has no more, and there may be thousands of them."""
+    """Clients that wait for their links for a moment, of whom there may be thousands."""
     small = [Client(COUNTED_BYTES_MIN - 1) for _ in range(100)]
     assert [False] * 100 == await closed_of(UnreadAnswers(BYTES_MAX), small)
 

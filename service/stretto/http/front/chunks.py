@@ -37,6 +37,8 @@ PART_BYTES: Final = 512
 # Parsed at once if they have as many lines as few chunks. Chunks of 27 bytes and more always do, and
 # smaller ones are too many after two of these.
 LARGE_PART_BYTES: Final = 8 * 1024
+# Of each that waits for its reader, beside its bytes: an object, its place in a list, and where it ends.
+CHUNK_MEMORY: Final = 100
 _LINE: Final = re.compile(rb"[0-9A-Fa-f]{1,8}\r\n")
 _DIGITS: Final = re.compile(rb"[0-9A-Fa-f]*")
 # The parser refuses larger ones.
@@ -57,6 +59,13 @@ def in_parts(data: bytes, whole_bytes: Callable[[], int]) -> Iterator[bytes]:
             count = PART_BYTES if lines > 2 * CHUNKS_MAX else LARGE_PART_BYTES
         yield data[at : at + count]
         at += count
+
+
+def memory_of_body(body: StreamReader) -> int:
+    """Return what a body takes in memory, as far as it has come."""
+    # aiohttp's body of a request without one has no such list.
+    waiting = getattr(body, "_http_chunk_splits", None)
+    return body.total_bytes + CHUNK_MEMORY * len(waiting or ())
 
 
 class Framing:
@@ -151,9 +160,14 @@ class ChunkCount:
         self._received += received
         self._unread = self._unread_now()
 
+    def count(self) -> int:
+        """Count what the parser has found since, while no reader ran; return how many chunks that are."""
+        found = self._unread_now() - self._unread
+        self._chunks += found
+        return found
+
     def are_too_many(self) -> bool:
-        """Count what the parser has found since, while no reader ran; return whether to refuse."""
-        self._chunks += self._unread_now() - self._unread
+        """Return whether to refuse a body for its small chunks."""
         return self._chunks > CHUNKS_MAX + self._body.total_bytes // CHUNK_BYTES_MIN
 
     def is_framing_too_large(self) -> bool:

@@ -138,7 +138,10 @@ class ClientConnection(CountedArrival):
         self._note_arrived()
         if self._is_in_body:
             self._head_bytes = 0
-            if not self._owes_answers:
+            if self._waits_for_chunks:
+                # It waits for us.
+                self._stop_read_timer()
+            elif not self._owes_answers:
                 self._start_read_timer()
             return
         is_behind = is_new or was_in_body
@@ -238,7 +241,7 @@ class ClientConnection(CountedArrival):
             response.force_close()
 
     def _start_read_timer(self) -> None:
-        if self._read_timer is None:
+        if self._read_timer is None and not self._waits_for_chunks:
             self._read_timer = self._loop.call_later(self._read_seconds, self._cut_off, "too_slow")
 
     def _cut_off(self, reason: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from aiohttp.web_protocol import _ErrInfo
 
 from stretto.http.front.arrived import COUNTED_BYTES_MIN
+from stretto.http.front.chunks import memory_of_body
 from stretto.http.front.fast_path import FastPathConnection
 from stretto.http.front.head_memory import (
     LargeHead,
@@ -60,7 +61,7 @@ class CountedHeads(FastPathConnection):
         if self._ends_in_head:
             memory += self._part_memory
         for message, body in self._messages:
-            memory += body.total_bytes
+            memory += memory_of_body(body)
             if isinstance(message, LargeHead):
                 memory += message.memory_bytes
             elif len(self._messages) > 1 and not isinstance(message, _ErrInfo):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stretto.http.bodies import BodyClient, too_many_bodies
+from stretto.http.front.chunks import memory_of_body
 from stretto.http.front.counted_heads import CountedHeads
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class CountedArrival(CountedHeads, BodyClient):
     @property
     def arrived_bytes(self) -> int:
         """What has arrived and is not worked on yet."""
-        count = len(self._unparsed) + len(self._held) + len(self._message_tail)
+        count = len(self._unparsed) + len(self._rest) + len(self._held) + len(self._message_tail)
         count += self._requests_memory
         if self._begun is not None:
-            count += max(self._begun.total_bytes, self._body_bytes)
+            count += max(memory_of_body(self._begun), self._body_bytes)
         return count
 
     def _note_arrived(self) -> None:
@@ -121,6 +122,7 @@ class CountedArrival(CountedHeads, BodyClient):
         self._stop_read_timer()
         self._is_refused = True
         self._arrived.forget(self)
+        self._chunk_turns.forget(self)
         super().connection_lost(exc)
         self._begun = self._refusal = self._large = None
 

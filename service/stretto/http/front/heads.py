@@ -30,13 +30,26 @@ _TOO_MANY: Final = "Too many headers received"
 
 
 class HeadEnds:
-    """Finds where the heads of a connection end, in bytes that may be cut anywhere."""
+    """Finds where the heads of a connection begin and end, in bytes that may be cut anywhere."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_last", "blank_bytes")
 
     def __init__(self) -> None:
         self._last = b""
         """The last bytes of the head that is not complete."""
+        self.blank_bytes = 0
+        """Of empty lines since the last head."""
+
+    @property
+    def is_in_head(self) -> bool:
+        """Whether a head has begun that is not complete."""
+        return bool(self._last)
+
+    def blanks_in(self, data: bytes) -> int:
+        """Return how many of the next bytes are empty lines before a head: they belong to none (RFC 9112, 2.2)."""
+        count = 0 if self._last else len(data) - len(data.lstrip(b"\r\n"))
+        self.blank_bytes += count
+        return count
 
     def end_in(self, data: bytes) -> int:
         """Return how many of the next bytes belong to the same head."""
@@ -47,6 +60,7 @@ class HeadEnds:
             return len(data)
         count = at + len(_END) - len(self._last)
         self._last = b""
+        self.blank_bytes = 0
         return count
 
 

@@ -1,7 +1,8 @@
 """The side of a connection that gives its parser one head at a time, or what belongs to one body.
 
 So the parser never holds bytes behind the message that it reads, and no field behind the last chunk of
-a body (a trailer): the request is refused. What it holds may come into the head of the next request.
+a body (a trailer): the request is refused. What it holds may come into the head of the next request. Nor
+does it get empty lines between requests: it would keep the last head while it may seem to read the next.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ NO_TRAILERS: Final = "Fields behind the body, trailers, are not accepted."
 class PartedParsing(BoundedWriting):
     """aiohttp's side of a connection that knows where heads and bodies end."""
 
-    __slots__ = ("_chunks", "_head_ends", "_length", "_newest", "_rest")
+    __slots__ = (
+        *("_chunk_turns", "_chunks", "_head_ends", "_length", "_newest", "_rest"),
+        "_waits_for_chunks",
+    )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
@@ -43,6 +47,9 @@ class PartedParsing(BoundedWriting):
         self._head_ends = HeadEnds()
         self._rest = b""
         """Of the part that is parsed, what the parser has not been given."""
+        self._chunk_turns = manager.chunk_turns
+        self._waits_for_chunks = False
+        """Whether the rest of a body in chunks waits until others' are parsed."""
 
     def _renew_parser(self) -> None:
         """Take a new parser: one keeps a head that it has read, or a part of one, until the next begins."""
@@ -70,16 +77,47 @@ class PartedParsing(BoundedWriting):
         """Whether the newest message waits in the queue: no handler has it."""
         return bool(self._messages) and self._messages[-1][1] is self._newest
 
+    @property
+    def _length_left(self) -> int:
+        """How many of the next bytes belong to a body with a length."""
+        if self._newest is None or self._newest.is_eof() or self._chunks is not None:
+            return 0
+        return self._length - self._newest.total_bytes
+
+    def _count_chunks(self) -> bool:
+        """Count the chunks that were parsed; return whether they are too many for one body."""
+        if self._chunks is None:
+            return False
+        self._chunk_turns.take(self._chunks.count())
+        return self._chunks.are_too_many()
+
+    def _must_wait_for_chunks(self) -> bool:
+        """Return whether nothing more is parsed in this turn: the body goes on, and too many chunks were."""
+        if not self._waits_for_chunks and self._chunks is not None and self._is_in_body:
+            self._waits_for_chunks = self._chunk_turns.are_spent
+            if self._waits_for_chunks:
+                self._chunk_turns.wait(self)
+                self._pause_transport_reading()
+        return self._waits_for_chunks
+
+    def go_on(self) -> None:
+        """Parse what has waited for its turn."""
+        self._waits_for_chunks = False
+        if not (self._reading_paused or self._buffer_paused):
+            self._resume_transport_reading()
+        self.data_received(b"")
+
     def _next_part(self) -> bytes:
         """Take the next bytes, up to the end of a head or of a body at most; none if the body has ended."""
         rest = self._rest
         if self._upgraded:
             count = len(rest)
         elif self._newest is None or self._newest.is_eof():
+            rest = rest[self._head_ends.blanks_in(rest) :]
             count = self._head_ends.end_in(rest)
         elif self._chunks is not None:
             count = self._chunks.framing.end_in(rest)
         else:
-            count = min(self._length - self._newest.total_bytes, len(rest))
+            count = min(self._length_left, len(rest))
         self._rest = rest[count:]
         return rest[:count]

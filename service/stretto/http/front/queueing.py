@@ -77,16 +77,14 @@ class BoundedQueue(PartedParsing):
 
         Bytes behind a handshake are not parsed here: aiohttp keeps them for the session.
         """
-        is_waiting = self._reading_paused or len(self._messages) >= QUEUED_MAX
-        return self._has_all or (is_waiting and not self._upgraded)
+        if self._has_all or self._upgraded:
+            return self._has_all
+        is_full = len(self._messages) >= QUEUED_MAX
+        return self._reading_paused or is_full or self._must_wait_for_chunks()
 
     def _whole_bytes(self) -> int:
         """How many of the next bytes hold no chunks that would be parsed now, whatever their lines."""
-        if self._is_held_up or self._upgraded:
-            return sys.maxsize
-        if self._newest is None or self._newest.is_eof() or self._chunks is not None:
-            return 0
-        return self._length - self._newest.total_bytes
+        return sys.maxsize if self._is_held_up or self._upgraded else self._length_left
 
     @property
     def _owes_answers(self) -> bool:
@@ -134,7 +132,7 @@ class BoundedQueue(PartedParsing):
         elif self._unparsed and not self._is_held_up:
             last, self._unparsed = self._unparsed, b""
             is_complete = self._read_request(last)
-            self._ends_in_head = not (is_complete or self._is_in_body)
+            self._ends_in_head = self._head_ends.is_in_head
             if is_complete and not self._has_all:
                 # Behind a handshake, the parser changes the protocol only when it is called again.
                 self._read_request(b"")
@@ -149,8 +147,11 @@ class BoundedQueue(PartedParsing):
     def _read_request(self, data: bytes) -> bool:
         """Parse up to the end of one request at most; return whether it is complete."""
         self._rest += data
-        while self._parser is not None:
+        while self._parser is not None and not self._must_wait_for_chunks():
             part = self._next_part()
+            if self._head_ends.blank_bytes > HEAD_BYTES_MAX:
+                self._refuse_head(HeadTooLarge())
+                return True
             is_complete = self._read_part(part)
             if is_complete or self._has_all or self._reading_paused or not self._rest:
                 return is_complete
@@ -187,7 +188,7 @@ class BoundedQueue(PartedParsing):
                 self._newest = body
                 if self._is_in_body and not isinstance(message, _ErrInfo):
                     self._length = body_bytes(message)
-        if self._chunks is not None and self._chunks.are_too_many():
+        if self._count_chunks():
             # One that is complete has cost as much: not again on this connection.
             logger.info("request.cut_off", reason="many_chunks")
             self._refuse_body(RequestPayloadError("the body comes in too many small chunks"))

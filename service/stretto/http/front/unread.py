@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Of the largest pages, sixty. Other answers fit into the kernel's buffers.
 UNREAD_BYTES_MAX: Final = 128 * 2**20
-# Less is not counted: the number of connections bounds it. A session's client has less.
-COUNTED_BYTES_MIN: Final = 64 * 1024
+# Less is not counted: 10,000 connections have 40 MiB of it.
+COUNTED_BYTES_MIN: Final = 4 * 1024
 # About the largest page. Users who hold no more are equal: whose page is larger is chance.
 USER_BYTES_MIN: Final = 2 * 2**20
 

@@ -1,0 +1,186 @@
+"""Bodies in chunks that wait for their turn to be parsed: others are answered meanwhile, and they are afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.http.front import chunk_turns
+from stretto.http.front.chunk_turns import ChunkTurns
+from stretto.http.settings import ConnectionLimits
+from support.api_client import api_for, token_of
+from support.counted_arrival import Counted, watched_connections
+from support.raw_client import BODY, PING, RawClients, creation_head, raw_clients
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+DEADLINE_SECONDS = 30
+READ_SECONDS = 0.05
+POST = creation_head(token_of("alice"), "k") + b"Transfer-Encoding: chunked\r\n\r\n"
+CHUNKS = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
+
+
+class Turns:
+    """The turns of a service, which begin when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.all: list[ChunkTurns] = []
+        make = ChunkTurns.__init__
+
+        def watched(turns: ChunkTurns) -> None:
+            make(turns)
+            self.all.append(turns)
+
+        monkeypatch.setattr(ChunkTurns, "__init__", watched)
+        monkeypatch.setattr(ChunkTurns, "_begin_later", lambda _: None)
+
+    def spend(self) -> None:
+        """Have others' chunks been parsed in this turn."""
+        self.all[0].take(chunk_turns.CHUNKS_A_TURN)
+
+    async def until_waits(self, count: int = 1) -> None:
+        """Wait until so many connections wait."""
+        await until(lambda: len(self.all[0]._waiting) == count)
+
+    def begin(self) -> None:
+        """Begin the next one."""
+        self.all[0]._begin()
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """Those of the service."""
+    return Turns(monkeypatch)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """The service's side of all connections."""
+    return watched_connections(monkeypatch)
+
+
+@pytest.fixture
+def database_url(server_url: str) -> str:
+    """Without PgBouncer: nothing here is about the database."""
+    return server_url
+
+
+@pytest.fixture
+async def raw(turns: Turns, counted: Counted, database_url: str) -> AsyncIterator[RawClients]:
+    """Clients of a service that waits for no request for long."""
+    limits = ConnectionLimits(read_timeout_seconds=READ_SECONDS)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url, limits=limits) as api,
+        raw_clients(api.url) as clients,
+    ):
+        yield clients
+
+
+async def test_chunks_wait_for_their_turn_and_nothing_else_does(
+    raw: RawClients, turns: Turns
+) -> None:
+    """Requests without chunks are answered meanwhile, also one that comes in pieces."""
+    turns.spend()
+    client = await raw.connect(POST + CHUNKS)
+    await turns.until_waits()
+    other = await raw.connect(PING[:9])
+    await (await raw.connect(PING)).answer()
+    other.send(PING[9:])
+    assert 200 == (await other.answer())[0]
+    assert b"" == client.answered
+    turns.begin()
+    assert 201 == (await client.answer())[0]
+
+
+@pytest.mark.parametrize("cut", [1, len(POST), len(POST) + 1, len(POST) + len(CHUNKS) - 1])
+async def test_they_are_answered_however_they_are_cut(
+    cut: int, raw: RawClients, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turn by turn, with what comes behind them."""
+    monkeypatch.setattr(chunk_turns, "CHUNKS_A_TURN", 1)
+    turns.spend()
+    data = POST + CHUNKS + PING
+    client = await raw.connect(data[:cut])
+    await (await raw.connect(PING)).answer()
+    client.send(data[cut:])
+    for _ in range(len(CHUNKS)):
+        await (await raw.connect(PING)).answer()
+        turns.begin()
+    assert [201, 200] == [(await client.answer())[0] for _ in range(2)]
+
+
+async def test_a_client_that_waits_for_its_turn_is_not_timed(
+    raw: RawClients, turns: Turns, counted: Counted
+) -> None:
+    """It waits for us: it is neither cut off nor idle. From its turn on it is timed again."""
+    client = await raw.connect(POST)
+    await until(lambda: bool(counted.clients) and counted.clients[0]._read_timer is not None)
+    turns.spend()
+    client.send(CHUNKS[:-1])
+    await turns.until_waits()
+    (ours,) = counted.clients
+    assert ours._read_timer is None
+    assert not ours.is_idle
+    assert ours.waiting_since is None
+    turns.begin()
+    assert ours._read_timer is not None
+    assert 408 == (await client.answer())[0]
+
+
+async def test_the_end_of_an_earlier_answer_begins_no_timer_for_what_waits(
+    raw: RawClients, turns: Turns, counted: Counted
+) -> None:
+    """Of a request that was sent before it."""
+    turns.spend()
+    client = await raw.connect(PING + POST + CHUNKS)
+    assert 200 == (await client.answer())[0]
+    await turns.until_waits()
+    (ours,) = counted.clients
+    await until(lambda: ours._answered == 1)
+    assert ours._read_timer is None
+    turns.begin()
+    assert 201 == (await client.answer())[0]
+
+
+async def test_a_client_that_closes_its_half_meanwhile_is_answered(
+    raw: RawClients, turns: Turns
+) -> None:
+    """It is read no further until its turn, so that its end comes behind its request."""
+    turns.spend()
+    client = await raw.connect(POST + CHUNKS)
+    client.transport.write_eof()
+    await turns.until_waits()
+    await (await raw.connect(PING)).answer()
+    turns.begin()
+    assert 201 == (await client.answer())[0]
+
+
+async def test_what_waits_is_counted_and_refused_where_it_is_too_much(
+    raw: RawClients, turns: Turns, counted: Counted
+) -> None:
+    """It is not worked on yet."""
+    turns.spend()
+    client = await raw.connect(POST + CHUNKS)
+    await turns.until_waits()
+    (ours,) = counted.clients
+    assert ours.arrived_bytes == len(CHUNKS)
+    ours.refuse_arrived()
+    assert 503 == (await client.answer())[0]
+    turns.begin()
+    assert b"" == await client.closed()
+
+
+async def test_a_client_that_has_gone_has_no_turn(raw: RawClients, turns: Turns) -> None:
+    """Nothing refers to it any more."""
+    turns.spend()
+    client = await raw.connect(POST + CHUNKS)
+    await turns.until_waits()
+    for each in turns.all[0]._waiting:
+        each.transport.abort()  # type: ignore[attr-defined]
+    await turns.until_waits(0)
+    assert b"" == await client.closed()
