@@ -463,7 +463,8 @@ CREATE TABLE outbox_reader (
     -- database's clock goes back, it goes further ahead. To send all that waits now, it goes to the
     -- last due time. So neither case updates a delivery, of which a million may wait.
     clock_ahead   interval    NOT NULL DEFAULT '0',
-    -- Its clock when the present target came: what was put off until then is untried.
+    -- Its clock when the present target came: what was put off until then is untried. Of two moves the later
+    -- one has the greater time, so senders see by it that a failover has set the row back.
     target_since  timestamptz NOT NULL DEFAULT '-infinity'
 ) WITH (
     -- One row, updated with every batch: many versions fit on its page (HOT).

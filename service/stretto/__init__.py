@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from stretto.observations import WebhookBlocked as WebhookBlocked
     from stretto.observations import WebhookDisabled as WebhookDisabled
     from stretto.observations import WebhookTried as WebhookTried
+    from stretto.observations import WebhookUnserved as WebhookUnserved
     from stretto.observations import WriteFailed as WriteFailed
     from stretto.postgres.changes import KEEP as KEEP
     from stretto.postgres.changes import GroupChange as GroupChange
@@ -175,7 +176,7 @@ _MODULES: Final = {
     " EventDelivered EventsRelayed EventsUnreadable FirstSentAhead GuaranteeBroken Observation Observer"
     " OwnerPaused OwnerResumed PlaceLost ReclaimTried RowsSwept SessionEnded SessionFellBehind"
     " StandbyAwaited StandbyReached StreamDiffers SubscriberFailed TargetFailed TargetRecovered UpkeepFailed"
-    " WebhookBlocked WebhookDisabled WebhookTried WriteFailed",
+    " WebhookBlocked WebhookDisabled WebhookTried WebhookUnserved WriteFailed",
     "stretto.postgres.driver_connection": "Connection Pool",
     "stretto.postgres.hook": "OnCreate",
     "stretto.postgres.hook_handle": "HandleMisused",

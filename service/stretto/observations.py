@@ -262,6 +262,14 @@ class WebhookBlocked(Observation):
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookUnserved(Observation):
+    """The webhook's target is another address than ours, and no instance serves that one."""
+
+    takes_over_seconds: float
+    """Ours becomes the target after so long, unless an instance serves the other one by then."""
+
+
+@dataclass(frozen=True, slots=True)
 class RowsSwept(Observation):
     """The sweeper deleted rows of a table."""
 

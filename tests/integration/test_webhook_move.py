@@ -12,14 +12,13 @@ import pytest
 from stretto.observations import EventDeadLettered, WebhookDisabled
 from stretto.postgres.deliveries import dead_letters
 from stretto.postgres.queries import QUERIES
-from stretto.webhook.endpoint import WebhookEndpoint
-from stretto.webhook.rules import RETRY_SECONDS, WebhookSettings
-from stretto.webhook.sender import WebhookSender
+from stretto.webhook.rules import RETRY_SECONDS
 from stretto.webhook.store import PostgresWebhookStore, disabled_at, paused_until
-from stretto.webhook.target import LOOK_GAP_SECONDS_MAX, UNSERVED_SECONDS
+from stretto.webhook.target import UNSERVED_SECONDS
 from support.database import commit_event, connect
 from support.waiting import until
-from support.webhook_receiver import URL_DIGEST, receiving
+from support.webhook_instances import LEASE_SECONDS, STEP_SECONDS, Instance, World
+from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -27,92 +26,16 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.events.log import LogPage
     from stretto.events.place import Place
-    from stretto.observations import Observation
     from stretto.postgres.connections import Database
     from stretto.targets.delivery import ReaderTarget
     from support.database import Connection
-    from support.webhook_receiver import Receiver
 
-SECRETS = (b"a secret of an endpoint, long",)
 DEADLINE_SECONDS = 60
-LEASE_SECONDS = 60.0
-STEP_SECONDS = LOOK_GAP_SECONDS_MAX - 1
 GONE = {"status": 410}
 THROTTLED = {"status": 429, "headers": {"Retry-After": "3600"}}
 FAILED = {"status": 500}
 WAITING = """SELECT count(*) FROM pg_stat_activity
              WHERE datname = current_database() AND wait_event_type = 'Lock'"""
-
-
-class Instance:
-    """A sender with its receiver, which takes its turns when the test says so."""
-
-    def __init__(
-        self, sender: WebhookSender, receiver: Receiver, observed: list[Observation]
-    ) -> None:
-        self.sender = sender
-        self.receiver = receiver
-        self.observed = observed
-
-    async def work(self) -> None:
-        """Take turns until nothing is due."""
-        while await self.sender.run_once() or self.sender._under_way:
-            await self.sender.answered()
-
-    async def is_answered(self) -> None:
-        """Take turns until an event is answered, and do not settle it yet."""
-        while not self.sender._under_way:
-            await self.sender.run_once()
-        await self.sender.answered()
-
-
-class World:
-    """Starts instances on one database, with clocks that move together: the database's, and theirs."""
-
-    def __init__(self, database: Database, stack: AsyncExitStack) -> None:
-        self.now = datetime.now(UTC) + timedelta(minutes=1)
-        self.seconds = 0.0
-        self.database = database
-        self._stack = stack
-
-    async def receiver(self) -> Receiver:
-        """Return an endpoint of its own."""
-        return await self._stack.enter_async_context(receiving())
-
-    async def start(self, receiver: Receiver) -> Instance:
-        """Start an instance that sends to a receiver."""
-        settings = WebhookSettings(
-            webhook_url=receiver.url, webhook_secret=SECRETS, webhook_allow_private=True
-        )
-        endpoint = await self._stack.enter_async_context(WebhookEndpoint(settings))
-        store = PostgresWebhookStore(self.database, endpoint.url_digest, lambda: self.now)
-        observed: list[Observation] = []
-        sender = WebhookSender(
-            store,
-            endpoint,
-            observed.append,
-            lease_seconds=LEASE_SECONDS,
-            clock_seconds=lambda: self.seconds,
-        )
-        await sender.open()
-        return Instance(sender, receiver, observed)
-
-    def move(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += timedelta(seconds=seconds)
-        self.seconds += seconds
-
-    def jump(self, seconds: float) -> None:
-        """Set the database's clock; that of an instance stays right."""
-        self.now += timedelta(seconds=seconds)
-
-    async def wait(self, seconds: float, *instances: Instance) -> None:
-        """Let time pass while these take turns, one after the other."""
-        while seconds > 0:
-            self.move(min(seconds, STEP_SECONDS))
-            seconds -= STEP_SECONDS
-            for each in instances:
-                await each.work()
 
 
 @pytest.fixture
@@ -352,8 +275,8 @@ async def test_an_answer_that_is_settled_during_the_move_waits_for_it(
     await last_try(connection)
     await old.is_answered()
     async with connection.transaction():
-        assert await connection.fetchval(QUERIES["lock_target"], URL_DIGEST, None, None)
-        await connection.execute(QUERIES["move_target"], URL_DIGEST, world.now)
+        await connection.execute(QUERIES["lock_target"], URL_DIGEST, None, None, None)
+        await connection.execute(QUERIES["move_target"], URL_DIGEST, world.now, None)
         settling = asyncio.create_task(old.sender.run_once())
         await until(lambda: connection.fetchval(WAITING))
     await settling
@@ -434,7 +357,8 @@ async def test_an_instance_that_freezes_in_the_move_is_ended_by_the_server(
     event = await commit_event(connection)
     frozen = await connect(database_url)
     await frozen.execute("BEGIN")
-    assert await frozen.fetchval(QUERIES["lock_target"], URL_DIGEST, None, None)
+    held = await frozen.fetch(QUERIES["lock_target"], URL_DIGEST, None, None, None)
+    assert 1 == len(held)
 
     async def is_sent() -> bool:
         await one.work()

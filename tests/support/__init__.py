@@ -55,6 +55,7 @@
 | `frozen_server` | a connection to a server that can be frozen |
 | `opened_connection` | a connection that can be cut, without a server |
 | `webhook_receiver` | a webhook's endpoint |
+| `webhook_instances` | instances with endpoints of their own on one database, which take turns |
 | `issuer` | an issuer that publishes its keys, and tokens signed with them |
 | `full_service` | a service whose mailbox is full of one owner's creations |
 | `full_pipe` | a pipe that has no room left |

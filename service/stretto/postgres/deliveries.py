@@ -135,7 +135,7 @@ class PostgresDeliveryStore:
     def _read_target(self, row: asyncpg.Record) -> ReaderTarget:
         digest = row["target_digest"]
         is_ours = digest == self._target_digest
-        return ReaderTarget(digest, row["served_at"], is_ours, row["is_ahead"])
+        return ReaderTarget(digest, row["served_at"], is_ours, row["is_ahead"], row["moved_at"])
 
 
 async def dead_letters(connection: Connection, limit: int) -> list[asyncpg.Record]:

@@ -193,9 +193,12 @@ RETURNING delivery.event_id, dead_reason IS NOT NULL AS is_dead;
 -- Read whether the target of the reader $1 is disabled; if not, the age in seconds of the oldest event
 -- that it has not got yet, whether it waits as a delivery or is beyond the reader's place, null where
 -- there is none. $2 is now. A time written by hand may be infinite, from which none can be taken. With it
--- come the target, when a sender has last said that it is served, and whether that is more than a minute
--- ahead: the clock has gone back since.
+-- come the target, the time of the move that has made it so, in microseconds (0 where there was none), when
+-- a sender has last said that it is served, and whether that is more than a minute ahead: the clock has gone
+-- back since.
 SELECT disabled_at IS NOT NULL AS is_disabled, target_digest,
+       CASE WHEN isfinite(target_since)
+            THEN (extract(epoch FROM target_since) * 1000000)::bigint ELSE 0 END AS moved_at,
        extract(epoch FROM served_at)::text AS served_at,
        served_at > reader_now + interval '1 minute' AS is_ahead,
        CASE WHEN disabled_at IS NULL AND oldest_at IS NOT NULL THEN

@@ -52,6 +52,18 @@ class ReaderTarget:
     is_ours: bool
     is_ahead: bool = field(compare=False)
     """Whether that is more than a minute ahead of the database's clock, which has gone back."""
+    moved_at: int = 0
+    """The time of the move that has made it the target, in microseconds; 0 for the first target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move of a reader to another target. Of two moves the later one has the greater time."""
+
+    at: int
+    """Its time, in microseconds. It is compared with those of other moves alone."""
+    after: int
+    """The time of the move before it."""
 
 
 class DeliveryStore(Protocol):

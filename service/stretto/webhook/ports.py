@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
-    from stretto.targets.delivery import ReaderTarget
+    from stretto.targets.delivery import Move, ReaderTarget
     from stretto.webhook.rules import Answer
 
 
@@ -44,6 +44,8 @@ class WebhookStore(DeliveryStore, Protocol):
     """Whether the last `take` has met wrong marks: others may be due behind those deliveries."""
     target: ReaderTarget | None
     """The target when the oldest event was last asked for; None if the reader has no row."""
+    move: Move | None
+    """The last one that this store has made."""
 
     async def open(self) -> None:
         """Make our URL the target; begin at the present, unless a process has begun before.
@@ -70,6 +72,12 @@ class WebhookStore(DeliveryStore, Protocol):
 
     async def take_over(self, seen: ReaderTarget) -> None:
         """Make our URL the target, as `open` does, if the target is still as it was seen."""
+
+    async def move_again(self, lost: Move, seen: ReaderTarget) -> None:
+        """Make our URL the target by a move that was lost, if the target is still the one seen.
+
+        Also where that one's senders have said since that they serve it.
+        """
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""

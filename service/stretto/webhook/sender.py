@@ -108,7 +108,7 @@ class WebhookSender(Actor):
         self._enrol_due_at = clock_seconds()
         self._next_look: asyncio.TimerHandle | None = None
         self.lag = Lag(store.oldest_seconds, clock_seconds)
-        self._target = Target(store, clock_seconds)
+        self._target = Target(store, observe, clock_seconds)
         self._health = TargetHealth(self.name, observe)
 
     @property

@@ -8,6 +8,7 @@ from stretto.events.place import PositionLost
 from stretto.postgres.deliveries import PostgresDeliveryStore
 from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, reader_row
 from stretto.postgres.queries import QUERIES
+from stretto.targets.delivery import Move
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,8 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         PostgresDeliveryStore.__init__(self, database, READER, now, url_digest, observe)
         self._last: Place | None = None
         """The last place of the reader's that this process has seen."""
+        self.move: Move | None = None
+        """The last one that this store has made."""
 
     async def open(self) -> None:
         """Make our URL the target; begin at the present, unless a process has begun before.
@@ -49,7 +52,7 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["open_webhook"], self._target_digest)
         self._last = await self.kept_place(READER)
-        await self._become_target(None)
+        await self._move_target(None, None, None)
 
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, up to so many; return how many.
@@ -110,14 +113,33 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
 
     async def take_over(self, seen: ReaderTarget) -> None:
         """Make our URL the target, as `open` does, if the target is still as it was seen."""
-        await self._become_target(seen)
+        await self._move_target(seen.served_at, seen.digest, seen.moved_at)
 
-    async def _become_target(self, seen: ReaderTarget | None) -> None:
-        digest = self._target_digest
-        before = (None, None) if seen is None else (seen.served_at, seen.digest)
+    async def move_again(self, lost: Move, seen: ReaderTarget) -> None:
+        """Make our URL the target by a move that was lost, if the target is still the one seen.
+
+        Also where that one's senders have said since that they serve it.
+        """
+        await self._move_target(None, seen.digest, seen.moved_at, lost)
+
+    async def _move_target(
+        self,
+        served_at: str | None,
+        digest: bytes | None,
+        moved_at: int | None,
+        lost: Move | None = None,
+    ) -> None:
+        ours = self._target_digest
         async with self._database.upkeep() as connection, connection.transaction():
-            if await connection.fetchval(QUERIES["lock_target"], digest, *before):
-                await connection.execute(QUERIES["move_target"], digest, self._now())
+            after: int | None = await connection.fetchval(
+                QUERIES["lock_target"], ours, served_at, digest, moved_at
+            )
+            if after is None:
+                return
+            at: int = await connection.fetchval(
+                QUERIES["move_target"], ours, self._now(), lost and lost.at
+            )
+        self.move = lost or Move(at, after)
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""

@@ -13,20 +13,28 @@ ON CONFLICT DO NOTHING;
 
 -- name: lock_target
 -- Hold the reader if the endpoint whose URL has the digest $1 becomes its target: if the target is still
--- $3, and no sender has said since $2 that it serves it; or, if $2 is null, whatever that one does. All
--- senders wait for who holds it: the server ends one that freezes.
-SELECT true
+-- $3, by the move of the time $4, and no sender has said since $2 that it serves it. If $2 is null, whatever
+-- its senders say; if $4 is null, whatever the target is. Returns the time of that move, in microseconds (0
+-- where there was none). All senders wait for who holds it: the server ends one that freezes.
+SELECT CASE WHEN isfinite(target_since)
+            THEN (extract(epoch FROM target_since) * 1000000)::bigint ELSE 0 END AS moved_at
 FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '3s', true)
 WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
-  AND ($2::text IS NULL OR (extract(epoch FROM served_at)::text = $2
-                            AND target_digest IS NOT DISTINCT FROM $3::bytea))
+  AND ($2::text IS NULL OR extract(epoch FROM served_at)::text = $2)
+  AND ($4::bigint IS NULL
+       OR (target_digest IS NOT DISTINCT FROM $3::bytea
+           AND CASE WHEN isfinite(target_since)
+                    THEN (extract(epoch FROM target_since) * 1000000)::bigint ELSE 0 END = $4))
 -- A sender of the target before may be settling: this waits for it, and a later one for this.
 FOR UPDATE OF outbox_reader;
 
 -- name: move_target
 -- Make that endpoint the target of the held reader. It gets waiting events at once and untried,
 -- whatever the old one has asked for and however often it has failed: the reader's clock goes to the
--- last due time. A statement of its own, which sees what a sender has settled before. $2 is now.
+-- last due time. A statement of its own, which sees what a sender has settled before. $2 is now. Of two
+-- moves the later one has the greater time, whatever the database's clock does: so a row that a failover
+-- has set back is known by its time. A move that is made again, since it was lost so, has its time $3, in
+-- microseconds, by which all senders find the newest one. Returns the time.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($2::timestamptz, clock_timestamp()) AS now
 ), last AS MATERIALIZED (
@@ -34,13 +42,24 @@ WITH clock AS MATERIALIZED (
     FROM outbox_delivery, clock
     WHERE reader = 'webhook' AND dead_reason IS NULL
     ORDER BY due_at DESC LIMIT 1
+), lost AS MATERIALIZED (
+    SELECT 'epoch'::timestamptz + $3::bigint * interval '1 microsecond' AS moved_at
+), turn AS MATERIALIZED (
+    SELECT greatest(
+        now + greatest(clock_ahead, (SELECT ahead FROM last)),
+        CASE WHEN isfinite(target_since) THEN target_since + interval '1 microsecond' END,
+        -- Not behind the move: until then all that is put off would count as untried.
+        moved_at) AS reader_now
+    FROM outbox_reader, clock, lost
+    WHERE name = 'webhook'
 )
 UPDATE outbox_reader
 SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL, served_at = now,
-    clock_ahead = greatest(clock_ahead, (SELECT ahead FROM last)),
-    target_since = now + greatest(clock_ahead, (SELECT ahead FROM last))
-FROM clock
-WHERE name = 'webhook';
+    clock_ahead = make_interval(secs => extract(epoch FROM reader_now - now)::float8),
+    target_since = coalesce(moved_at, reader_now)
+FROM clock, lost, turn
+WHERE name = 'webhook'
+RETURNING (extract(epoch FROM target_since) * 1000000)::bigint AS moved_at;
 
 -- name: serve_webhook
 -- Say that the target $1 is served, unless that was said since $2, or it is disabled. $3 is now. Senders

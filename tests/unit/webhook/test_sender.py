@@ -24,7 +24,7 @@ from stretto.observations import (
 )
 from stretto.runtime.runner import Run
 from stretto.store_errors import Unreachable
-from stretto.targets.delivery import Delivery, ReaderTarget
+from stretto.targets.delivery import Delivery, Move, ReaderTarget
 from stretto.targets.lag import LOOK_SECONDS
 from stretto.telemetry.tracing import Tracing
 from stretto.webhook.reach import UNREACHED_MAX
@@ -67,6 +67,7 @@ class ScriptedStore:
         self.is_disabled = False
         self.has_marked = False
         self.target: ReaderTarget | None = ReaderTarget(b"", "", is_ours=True, is_ahead=False)
+        self.move: Move | None = None
         self.settled = asyncio.Event()
 
     def _fail(self, name: str) -> None:
@@ -109,6 +110,9 @@ class ScriptedStore:
         raise AssertionError
 
     async def take_over(self, seen: ReaderTarget) -> None:
+        raise AssertionError
+
+    async def move_again(self, lost: Move, seen: ReaderTarget) -> None:
         raise AssertionError
 
     async def pause(self, seconds: float) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping
 
     from stretto.observations import Observation
-    from stretto.targets.delivery import PutOff, ReaderTarget
+    from stretto.targets.delivery import Move, PutOff, ReaderTarget
     from stretto.webhook.rules import Answer
 
 
@@ -48,6 +48,7 @@ class Stage:
     has_marked = False
     is_disabled = False
     target: ReaderTarget | None = None
+    move: Move | None = None
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -139,6 +140,10 @@ class Stage:
         raise AssertionError
 
     async def take_over(self, seen: ReaderTarget) -> None:
+        """Not needed here."""
+        raise AssertionError
+
+    async def move_again(self, lost: Move, seen: ReaderTarget) -> None:
         """Not needed here."""
         raise AssertionError
 

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stretto.targets.delivery import ReaderTarget
+from stretto.observations import WebhookUnserved
+from stretto.targets.delivery import Move, ReaderTarget
 from stretto.webhook.target import (
     LOOK_GAP_SECONDS_MAX,
+    REPORT_SECONDS,
     SERVE_SECONDS,
     UNSERVED_SECONDS,
     Target,
 )
 
 if TYPE_CHECKING:
+    from stretto.observations import Observation
     from stretto.webhook.ports import WebhookStore
 
 OURS = ReaderTarget(b"ours", "1", is_ours=True, is_ahead=False)
@@ -29,8 +32,10 @@ class Stage:
         self.now = 1000.0
         self.is_disabled = False
         self.target: ReaderTarget | None = None
+        self.move: Move | None = None
+        self.observed: list[Observation] = []
         self.calls: list[tuple[str, ReaderTarget]] = []
-        self._target = Target(cast("WebhookStore", self), lambda: self.now)
+        self._target = Target(cast("WebhookStore", self), self.observed.append, lambda: self.now)
 
     async def serve(self, seen: ReaderTarget) -> None:
         """Note it."""
@@ -40,6 +45,10 @@ class Stage:
         """Note it."""
         self.calls.append(("take over", seen))
 
+    async def move_again(self, lost: Move, seen: ReaderTarget) -> None:
+        """Note it."""
+        self.calls.append((f"move again at {lost.at}", seen))
+
     async def read(self, target: ReaderTarget, seconds: float = 0) -> list[str]:
         """Read the target so many seconds later, and once a second until then; return the calls."""
         before = len(self.calls)
@@ -48,6 +57,12 @@ class Stage:
             self.target = replace(target)
             await self._target.serve()
         return [name for name, _ in self.calls[before:]]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """A sender that has seen nothing yet."""
+    return Stage()
 
 
 @pytest.mark.parametrize("after", [replace(OTHER, served_at="2"), replace(OTHER, digest=b"third")])
@@ -131,3 +146,70 @@ async def test_nothing_is_done_where_no_target_is_known() -> None:
     stage.now += UNSERVED_SECONDS
     await stage._target.serve()
     assert [] == stage.calls
+
+
+@pytest.mark.parametrize(("moved_at", "expected"), [(4, True), (5, True), (6, False), (7, False)])
+async def test_a_target_that_ours_has_replaced_was_set_back(
+    moved_at: int, expected: bool, stage: Stage
+) -> None:
+    """By a failover. Any later move is of an instance that has started after it, or after ours."""
+    stage.move = Move(7, after=5)
+    assert [] == await stage.read(replace(OURS, moved_at=7))
+    back = replace(OTHER, moved_at=moved_at)
+    assert ["move again at 7"] * expected == await stage.read(back)
+    # Once a second, until it is seen to be done.
+    assert ["move again at 7"] * expected == await stage.read(back, 1)
+
+
+@pytest.mark.parametrize(("moved_at", "expected"), [(6, True), (7, False)])
+async def test_a_move_of_another_instance_to_our_address_counts_too(
+    moved_at: int, expected: bool, stage: Stage
+) -> None:
+    """It is known by its time; what it has replaced is not."""
+    stage.move = Move(3, after=2)
+    await stage.read(replace(OURS, moved_at=7))
+    assert ["move again at 7"] * expected == await stage.read(replace(OTHER, moved_at=moved_at))
+
+
+async def test_a_move_that_was_lost_before_it_was_seen_is_made_again(stage: Stage) -> None:
+    """And the newest of several: a sender may have taken over since."""
+    stage.move = Move(7, after=5)
+    assert ["move again at 7"] == await stage.read(replace(OTHER, moved_at=5))
+    stage.move = Move(9, after=8)
+    assert ["move again at 9"] == await stage.read(replace(OTHER, moved_at=8))
+
+
+async def test_an_older_move_to_our_address_does_not_replace_the_newest(stage: Stage) -> None:
+    """A failover sets back to it, and another instance makes one again that ours had replaced."""
+    await stage.read(replace(OURS, moved_at=7))
+    await stage.read(replace(OURS, moved_at=3))
+    assert ["move again at 7"] == await stage.read(replace(OTHER, moved_at=5))
+
+
+async def test_a_sender_that_was_never_the_target_moves_nothing_again(stage: Stage) -> None:
+    """It waits."""
+    assert [] == await stage.read(replace(OTHER, moved_at=7))
+    assert [] == await stage.read(replace(OTHER, moved_at=0))
+
+
+async def test_that_another_address_is_the_target_and_not_served_is_reported_once(
+    stage: Stage,
+) -> None:
+    """For each target, and anew if that was served meanwhile."""
+    await stage.read(OTHER)
+    await stage.read(OTHER, REPORT_SECONDS - 1)
+    assert [] == stage.observed
+    report = WebhookUnserved(UNSERVED_SECONDS - REPORT_SECONDS)
+    await stage.read(OTHER, UNSERVED_SECONDS)
+    assert [report] == stage.observed
+    await stage.read(replace(OTHER, served_at="2"))
+    await stage.read(replace(OTHER, served_at="2"), REPORT_SECONDS)
+    assert [report, report] == stage.observed
+
+
+async def test_our_own_target_is_not_reported(stage: Stage) -> None:
+    """Also where its statement fails, or it is disabled, which is reported by itself."""
+    stage.is_disabled = True
+    await stage.read(OURS)
+    await stage.read(OURS, 2 * UNSERVED_SECONDS)
+    assert [] == stage.observed
