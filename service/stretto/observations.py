@@ -1,8 +1,7 @@
 """What the parts report about themselves: a dataclass for each observation.
 
-Every part imports this module, so it imports none of them. `telemetry/table.py` says which metric
-an observation moves and what the log says of it. Nothing that the service does may depend on an
-observer.
+Every part imports this module, so it imports none of them. `telemetry/table.py` says which metric an
+observation moves and what the log says of it. Nothing that the service does may depend on an observer.
 """
 
 from __future__ import annotations
@@ -263,10 +262,7 @@ class WebhookBlocked(Observation):
 
 @dataclass(frozen=True, slots=True)
 class WebhookUnserved(Observation):
-    """The webhook's target is another address than ours, and no instance serves that one."""
-
-    takes_over_seconds: float
-    """Ours becomes the target after so long, unless an instance serves the other one by then."""
+    """The webhook's target is another address than ours, which no instance has served for 2 minutes."""
 
 
 @dataclass(frozen=True, slots=True)

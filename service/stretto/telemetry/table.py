@@ -231,7 +231,7 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
     ),
     observations.WebhookDisabled: (Line("error", "webhook.disabled"),),
     observations.WebhookBlocked: (Line("error", "webhook.blocked", ("cause", "remedy")),),
-    observations.WebhookUnserved: (Line("warning", "webhook.unserved", ("takes_over_seconds",)),),
+    observations.WebhookUnserved: (Line("warning", "webhook.unserved"),),
     observations.RowsSwept: (
         Count("stretto_swept_rows_total", "Rows past their retention.", ("table",), "rows"),
     ),

@@ -84,7 +84,7 @@ class Target:
             await self._store.take_over(target)
         elif unchanged_seconds >= REPORT_SECONDS and not self._is_reported:
             self._is_reported = True
-            self._observe(WebhookUnserved(UNSERVED_SECONDS - unchanged_seconds))
+            self._observe(WebhookUnserved())
 
     def _note_move(self, target: ReaderTarget) -> None:
         known = self._store.move
