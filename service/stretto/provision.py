@@ -21,7 +21,7 @@ from stretto.embedded.postgres import CONNECTIONS, embedded_postgres
 from stretto.embedded.watch import watched_server
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
-from stretto.postgres.driver_errors import is_lasting, is_of_url
+from stretto.postgres.driver_errors import is_lasting, is_missing_right, is_of_url
 from stretto.postgres.lanes import connections
 from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_runs import is_migrating
@@ -192,7 +192,8 @@ async def _acquire_patiently(
 ) -> Connection:
     """Return a connection; the pause between two tries is for tests.
 
-    Raises `Unreachable`, and `ConfigurationError` for a URL with which no try can succeed.
+    Raises `Unreachable`, and `ConfigurationError` for a URL with which no try can succeed, or a
+    right that our first statements lack.
     """
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
@@ -206,7 +207,8 @@ async def _acquire_patiently(
                 message = f"no connection to the database at {place}: {error}"
                 if not is_pooler:
                     message = f"{message}; {remedy(cause)}"
-                raise (ConfigurationError if is_of_url(cause) else Unreachable)(message) from error
+                is_unfit = is_of_url(cause) or is_missing_right(cause)
+                raise (ConfigurationError if is_unfit else Unreachable)(message) from error
             if asyncio.get_running_loop().time() >= deadline:
                 message = f"no connection to the database at {place} within {START_SECONDS:.0f} s"
                 message = f"{message}: {error}; {remedy_of_waiting(cause)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import asyncpg
@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from stretto.assembly.opening import open_component
+from stretto.domain import NewGroup, UserId
 from stretto.postgres.migrate import PRIVILEGES, grant, migrate
 from stretto.postgres.migration_steps import Step, newest_number
 from stretto.postgres.queries import schema_file
@@ -188,6 +189,46 @@ async def test_the_grant_of_a_function_of_the_servers_is_named(
     assert errors.endswith(f"in this database: {statement}\n")
     await connection.execute(statement)
     assert 0 == (await stretto("check", DATABASE_URL=role_url))[0]
+
+
+async def test_a_role_that_may_not_read_the_view_of_settings_serves(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """A hardened server keeps it from all: neither the service, commands, a pool nor a hook needs it."""
+    await grant(connection, "stretto", [role])
+    await connection.execute("REVOKE SELECT ON pg_settings FROM PUBLIC")
+    settings = {"DATABASE_URL": role_url}
+    async with ServiceProcess(settings) as service, connected_api(service.url) as api:
+        assert (await api.create("k")).status == 201
+        assert (await api.get("/readyz", user=None)).status == 200
+    assert 0 == (await stretto("check", DATABASE_URL=role_url))[0]
+
+    async def hook(session: Any, _: object) -> None:
+        await session.execute("SELECT 1")
+
+    async with (
+        asyncpg.create_pool(
+            role_url, min_size=0, max_size=9, server_settings={"search_path": "stretto"}
+        ) as pool,
+        open_component(pool=pool, on_create=hook) as component,
+    ):
+        group = NewGroup.parse(UserId("alice"), {"name": "a", "members": ["bob"]})
+        assert (await component.create("l", group)).group is not None
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "sweep", "events", "attempt", "migrate"])
+async def test_a_right_that_the_first_statements_lack_is_no_missing_right_to_connect(
+    command: str, role_url: str, connection: Connection
+) -> None:
+    """Exit 2, as no other start helps: what is missing is named, and what to grant."""
+    await connection.execute(
+        "REVOKE EXECUTE ON FUNCTION set_config(text, text, boolean) FROM PUBLIC"
+    )
+    code, errors = await served(command, role_url)
+    assert 2 == code
+    assert "permission denied for function set_config (SQLSTATE 42501); have a superuser" in errors
+    assert "GRANT EXECUTE ON FUNCTION" in errors
+    assert "GRANT CONNECT" not in errors
 
 
 @pytest.mark.parametrize("command", ["serve", "check", "sweep", "events", "attempt"])

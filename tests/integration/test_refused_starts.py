@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from stretto.postgres import connecting
 from stretto.postgres.connections import Database
+from stretto.postgres.queries import QUERIES
 from stretto.provision import _acquire_patiently
 from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
@@ -121,9 +123,11 @@ async def test_a_certificate_that_is_none_is_not_waited_for(name: str, tmp_path:
 
 
 async def test_a_limit_of_the_roles_is_not_waited_for(
-    role: str, role_url: str, connection: Connection
+    role: str, role_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server runs and is the right one: it has answered."""
+    """The server runs and is the right one: it has answered. A first statement needs space on its disk."""
+    large = "SELECT setting FROM pg_show_all_settings() WHERE $1::text IS NULL OR $2::boolean"
+    monkeypatch.setattr(connecting, "QUERIES", {**QUERIES, "set_up_session": large})
     await connection.execute(
         f"ALTER ROLE {role} SET temp_file_limit = 0; ALTER ROLE {role} SET work_mem = '64kB'"
     )

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 import stretto
+from stretto.assembly.host_pool import require_database
 from stretto.creation.deletion import Deletion
 from stretto.domain import IdempotencyKey, group_id
 from stretto.postgres import hosts_pool, writes
@@ -18,9 +19,12 @@ from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.driver_connection import OUR_TYPES, is_recoded
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.lanes import Lane
+from stretto.postgres.migrate import grant
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.sessions import is_changed
 from stretto.store_errors import ReadCancelled
-from support.database import login_role
+from support.database import login_role, seen_by
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 DEADLINE_SECONDS: Final = 60
+# What a reset of asyncpg's undoes neither of.
+OTHER_ROLE: Final = ("SET ROLE", "SET SESSION AUTHORIZATION")
 ALICE: Final = "alice"
 # Beside those of arrays, which follow their elements.
 SCALARS: Final = (
@@ -184,12 +190,13 @@ async def use(pool: asyncpg.Pool, sessions: int, statement: str) -> None:
 
 
 @pytest.mark.parametrize("sessions", [1, 5])
+@pytest.mark.parametrize("statement", OTHER_ROLE)
 async def test_a_session_that_misses_our_tables_is_not_used_again(
-    sessions: int, database_url: str, role: str
+    statement: str, sessions: int, database_url: str, role: str
 ) -> None:
     """A handler has left a role that may read nothing: it costs one read, and not each of them."""
     async with pool_for(database_url) as pool, Database(database_url, pool=pool) as database:
-        await use(pool, sessions, f"SET ROLE {role}")
+        await use(pool, sessions, f"{statement} {role}")
         groups, alice = PostgresGroupStore(database), stretto.UserId(ALICE)
         for _ in range(sessions):
             with pytest.raises(stretto.Unreachable, match=r"SQLSTATE 42(P01|501)"):
@@ -197,6 +204,82 @@ async def test_a_session_that_misses_our_tables_is_not_used_again(
             assert database.is_misfit
         assert [] == await groups.groups_of_owner(alice, None, 9)
         assert not database.is_misfit
+
+
+@pytest.mark.parametrize("statement", OTHER_ROLE)
+async def test_a_session_whose_role_finds_none_of_our_tables_is_replaced_before_it_is_used(
+    statement: str, role: str, database_url: str
+) -> None:
+    """A handler has left the role in it: no request fails, and each event comes."""
+    heard: set[object] = set()
+
+    async def hear(event: Any) -> None:
+        heard.add(event.event_id)
+
+    settings = stretto.ComponentSettings(writers=1)
+    async with (
+        pool_for(database_url) as pool,
+        stretto.open_component(pool=pool, settings=settings) as component,
+    ):
+        await component.on_event(hear)
+        for number in range(4):
+            await use(pool, 3, f"{statement} {role}")
+            answer = await component.create(str(number), team("a"))
+            assert answer.group is not None
+            assert "a" == (await component.group(answer.group.group_id)).name
+        await until(lambda: 4 == len(heard))
+        async with Database(pool=pool) as database:
+            await require_database(database, is_hosts_pool=True)
+            for lane in Lane:
+                await use(pool, 3, f"{statement} {role}")
+                async with database.connection(lane) as session:
+                    assert 4 == await session.fetchval("SELECT count(*) FROM chat_group")
+
+
+async def test_rights_that_are_taken_from_the_pools_own_role_cost_no_connection(
+    database_url: str, connection: Connection
+) -> None:
+    """The next session would find no more. The role's name needs quotes, and is no other role's."""
+    async with login_role(connection, f"App {uuid4().hex}") as role:
+        await grant(connection, "stretto", [role])
+        await connection.execute("REVOKE SELECT ON pg_settings FROM PUBLIC")
+        async with pool_for(seen_by(role, database_url)) as pool, Database(pool=pool) as database:
+            opened = await pool.fetchval("SELECT pg_backend_pid()")
+            await require_database(database, is_hosts_pool=True)
+            groups, alice = PostgresGroupStore(database), stretto.UserId(ALICE)
+            await connection.execute(f'REVOKE USAGE ON SCHEMA stretto FROM "{role}"')
+            for _ in range(3):
+                with pytest.raises(stretto.Unreachable, match="SQLSTATE 42P01"):
+                    await groups.groups_of_owner(alice, None, 9)
+            await connection.execute(f'GRANT USAGE ON SCHEMA stretto TO "{role}"')
+            assert [] == await groups.groups_of_owner(alice, None, 9)
+            assert opened == await pool.fetchval("SELECT pg_backend_pid()")
+
+
+@pytest.mark.parametrize(
+    ("is_expected", "statement"),
+    [
+        (False, "SELECT 1"),
+        (False, 'SET ROLE "{own}"'),
+        (True, "SET ROLE {other}"),
+        (True, "SET SESSION AUTHORIZATION {other}"),
+        # It may do what its own role may, and has another one's settings.
+        (True, 'SET SESSION AUTHORIZATION {other}; SET ROLE "{own}"'),
+        (True, "CREATE TEMP TABLE copy (x integer)"),
+        (True, "SET search_path TO public"),
+    ],
+)
+async def test_a_session_is_changed_where_it_is_not_that_of_the_role_that_has_connected(
+    is_expected: bool, statement: str, role: str, database_url: str, connection: Connection
+) -> None:
+    """Whatever the role is called."""
+    async with login_role(connection, f"App {uuid4().hex}") as own:
+        await connection.execute(f'ALTER ROLE "{own}" SUPERUSER; GRANT "{own}" TO {role}')
+        session = await asyncpg.connect(seen_by(own, database_url))
+        await session.execute(statement.format(own=own, other=role))
+        found = await is_changed(session, asyncpg.UndefinedTableError("no"))
+        await session.close()
+        assert is_expected is found
 
 
 async def test_a_session_that_lost_its_statements_is_not_used_again(database_url: str) -> None:

@@ -26,15 +26,15 @@ SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_me
        current_setting('search_path') AS search_path,
        (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
         WHERE tablename = 'conversation_member') AS schemas,
-       (SELECT setting::boolean AND source = 'client' FROM pg_settings
+       (SELECT setting::boolean AND source = 'client' FROM pg_show_all_settings()
         WHERE name = 'default_transaction_read_only') AS is_read_only,
        pg_backend_pid() AS backend;
 
 -- name: left_role
 -- Return a row where the session has another role than the one that has connected; of nothing, which no
 -- codec of the host's reads.
-SELECT NULL
-WHERE current_user <> (SELECT usesysid::regrole::name FROM pg_stat_get_activity(pg_backend_pid()));
+SELECT NULL FROM pg_stat_get_activity(pg_backend_pid())
+WHERE usesysid::regrole::text <> quote_ident(current_user);
 
 -- name: leave_setting
 -- Set a setting that has no other use to $1 for the session; return which process of the server has it.

@@ -55,6 +55,8 @@ _EXHAUSTED_CLASS: Final = "53"
 _LOCKED: Final = "55P03"
 # A demoted primary: another connection may reach the new one.
 READ_ONLY_STATE: Final = "25006"
+# A missing right: to connect, on an object, or to set a parameter.
+NO_RIGHT_STATE: Final = "42501"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
 # these the request itself has caused; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
@@ -199,6 +201,16 @@ def is_lasting(error: BaseException | None) -> bool:
         return True
     # Also what the driver itself rejects, such as an unknown sslmode.
     return isinstance(error, URL_ERRORS) or is_without_tls(error)
+
+
+def is_missing_right(error: BaseException | None) -> bool:
+    """Whether a statement lacked a right, and the server goes on; without the right to connect it does not.
+
+    An error during the handshake ends the connection (FATAL), whatever its SQLSTATE is.
+    """
+    if not isinstance(error, asyncpg.PostgresError):
+        return False
+    return error.severity_en == _ANSWERED and sqlstate_of(error) == NO_RIGHT_STATE
 
 
 def is_refusal(error: BaseException | None) -> bool:

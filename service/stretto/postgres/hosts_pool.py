@@ -158,8 +158,10 @@ async def _violation(connection: Connection, *, schema: str | None, sees_all: bo
             " right USAGE on that schema), or start stretto anew if it is to serve the others"
         )
     if session["is_other_role"]:
-        return f"a role that was set in them (SET ROLE), and {hidden_rows(session)}"
+        violation = hidden_rows(session) or f"it does not find the tables in {schema}"
+        return f"a role that was set in them (SET ROLE, SET SESSION AUTHORIZATION), and {violation}"
     require_all_rows(session)
+    # Where the pool's own role finds no tables, neither do the next sessions: the statement says what is missing.
     return None
 
 

@@ -8,7 +8,13 @@ import ssl
 import asyncpg
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
-from stretto.postgres.driver_errors import READ_ONLY_STATE, is_without_tls, sqlstate_of
+from stretto.postgres.driver_errors import (
+    NO_RIGHT_STATE,
+    READ_ONLY_STATE,
+    is_missing_right,
+    is_without_tls,
+    sqlstate_of,
+)
 
 TAKE_WRITES = (
     "name the primary in STRETTO_DATABASE_URL, or have this database take writes again"
@@ -62,6 +68,11 @@ def remedy_of_state(state: str) -> str:
 def remedy(cause: BaseException | None) -> str:
     """Return what to do about a connection that no waiting will bring."""
     state = sqlstate_of(cause) if isinstance(cause, asyncpg.PostgresError) else ""
+    if is_missing_right(cause):
+        return (
+            "have a superuser grant this user what the server names, in this database: GRANT SELECT ON a"
+            " view, GRANT EXECUTE ON FUNCTION a function"
+        )
     if state:
         return _remedy_of_answer(state)
     if isinstance(cause, ssl.SSLError):
@@ -83,7 +94,7 @@ def _remedy_of_answer(state: str) -> str:
         return "give STRETTO_DATABASE_URL a user and a password that the server takes"
     if state.startswith("3D"):
         return "create the database, or name another one in STRETTO_DATABASE_URL"
-    if state == "42501":
+    if state == NO_RIGHT_STATE:
         return (
             "have the database's owner GRANT CONNECT to this user, and leave parameters that only a"
             " superuser may set out of STRETTO_DATABASE_URL"

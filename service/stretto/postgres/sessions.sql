@@ -1,4 +1,5 @@
--- What a session was before a trigger, a hook or a handler of the host's has changed it.
+-- What a session was before a trigger, a hook or a handler of the host's has changed it. Settings are read
+-- by pg_show_all_settings(), behind the view pg_settings, from which a hardened server may have taken SELECT.
 
 -- name: session_state
 -- Read which transaction this is, and what a host's hook may leave in a session: roles, settings
@@ -11,7 +12,7 @@ SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        current_setting('synchronous_commit') AS durability,
        current_setting('client_min_messages') AS messages,
        session_user::text, current_user::text,
-       (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
+       (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_show_all_settings()
         WHERE source = 'session'
           AND setting IS DISTINCT FROM CASE
               WHEN name = 'synchronous_commit' AND reset_val = 'off' THEN 'on' ELSE reset_val END
@@ -44,9 +45,13 @@ SELECT set_config('search_path', $1, false), set_config('role', $2, false),
 
 -- name: is_session_changed
 -- Ask whether the session has another search_path, role, time-out or isolation than it was opened with, or
--- temporary tables, which are found first.
-SELECT pg_my_temp_schema() <> 0 OR current_setting('role') <> 'none'
-       OR EXISTS (SELECT FROM pg_settings
+-- temporary tables, which are found first. SET SESSION AUTHORIZATION leaves the setting `role` as it was:
+-- the role is compared with the one that has connected.
+SELECT pg_my_temp_schema() <> 0
+       OR EXISTS (SELECT FROM pg_stat_get_activity(pg_backend_pid())
+                  WHERE usesysid::regrole::text <> quote_ident(current_user)
+                     OR usesysid::regrole::text <> quote_ident(session_user))
+       OR EXISTS (SELECT FROM pg_show_all_settings()
                   WHERE name IN ('search_path', 'statement_timeout', 'lock_timeout',
                                  'default_transaction_isolation', 'session_replication_role')
                     AND setting IS DISTINCT FROM reset_val);

@@ -12,6 +12,7 @@ import pytest
 from stretto.postgres.driver_errors import (
     in_words,
     is_lasting,
+    is_missing_right,
     is_of_url,
     store_error,
     upkeep_error,
@@ -204,6 +205,15 @@ def test_a_connection_that_a_server_never_takes_is_not_waited_for(state: str) ->
     """No such user or database, a wrong password, no right to connect; this ends the connection."""
     fields = {"S": "FATAL", "V": "FATAL", "C": state, "M": "permission denied"}
     assert is_lasting(asyncpg.PostgresError.new(fields))
+
+
+def test_a_right_that_a_statement_lacks_is_distinguished_from_the_right_to_connect() -> None:
+    """The latter ends the connection, as a parameter does that only a superuser may set."""
+    assert is_missing_right(server_error("42501"))
+    for severity, state in (("FATAL", "42501"), ("ERROR", "28000"), ("ERROR", "42P01")):
+        fields = {"S": severity, "V": severity, "C": state, "M": "permission denied"}
+        assert not is_missing_right(asyncpg.PostgresError.new(fields))
+    assert not is_missing_right(PermissionError(13, "Permission denied"))
 
 
 def test_a_key_that_may_not_be_read_is_not_waited_for() -> None:
