@@ -70,8 +70,8 @@ def remedy(cause: BaseException | None) -> str:
     state = sqlstate_of(cause) if isinstance(cause, asyncpg.PostgresError) else ""
     if is_missing_right(cause):
         return (
-            "have a superuser grant this user what the server names, in this database: GRANT SELECT ON a"
-            " view, GRANT EXECUTE ON FUNCTION a function"
+            "have a superuser grant this user what the server names, in this database, such as by"
+            " GRANT EXECUTE ON FUNCTION"
         )
     if state:
         return _remedy_of_answer(state)
