@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     Fault = Literal["hangs", "raises"] | None
 
-# Of a statement, to and fro.
+# Of a statement, to and fro, and how many are under way at once.
 STATEMENT_SECONDS: Final = 0.001
+CONNECTIONS: Final = 5
 
 
 def now() -> float:
@@ -115,14 +116,20 @@ class Waiting:
 class SharedStore(ScriptedStore):
     """A store of the relays of some processes: leases end, and deliveries are due, by the loop's time."""
 
-    def __init__(self) -> None:
+    def __init__(self, statement_seconds: float = STATEMENT_SECONDS) -> None:
         super().__init__()
+        self._statement_seconds = statement_seconds
+        self._connections = asyncio.Semaphore(CONNECTIONS)
         self.deliveries: dict[UUID, Waiting] = {}
         self._lease_until = 0.0
         self._turn = 0
 
+    async def _send(self) -> None:
+        async with self._connections:
+            await asyncio.sleep(self._statement_seconds)
+
     async def lease(self, token: UUID, seconds: float) -> Place | None:
-        await asyncio.sleep(STATEMENT_SECONDS)
+        await self._send()
         if now() >= self._lease_until:
             self.token = None
         place = await super().lease(token, seconds)
@@ -131,13 +138,13 @@ class SharedStore(ScriptedStore):
         return place
 
     async def advance(self, token: UUID, place: Place) -> bool:
-        await asyncio.sleep(STATEMENT_SECONDS)
+        await self._send()
         return await super().advance(token, place)
 
     async def page(
         self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
     ) -> LogPage:
-        await asyncio.sleep(STATEMENT_SECONDS)
+        await self._send()
         # An event's position is its number in the log.
         found = self.events[begin.xmax - 1 : begin.xmax - 1 + events_max]
         at_end = present(len(self.events) + 1)
@@ -151,7 +158,7 @@ class SharedStore(ScriptedStore):
         return 1.0 if is_any else None
 
     async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
-        await asyncio.sleep(STATEMENT_SECONDS)
+        await self._send()
         due_at = now() + random.uniform(0.5, 1.0)
         for each in reasons:
             self.deliveries.setdefault(each.event.event_id, Waiting(each.event, due_at))
@@ -164,7 +171,7 @@ class SharedStore(ScriptedStore):
         only: Collection[str] | None = None,  # type: ignore[override]
         without: Collection[str] = (),  # type: ignore[override]
     ) -> Sequence[Delivery]:
-        await asyncio.sleep(STATEMENT_SECONDS)
+        await self._send()
         owners: dict[str, list[Waiting]] = {}
         for each in sorted(self.deliveries.values(), key=lambda each: each.due_at):
             owner = owner_of(each.event)
@@ -182,7 +189,7 @@ class SharedStore(ScriptedStore):
         return [Delivery(each.event, each.tries, owner_of(each.event)) for each in taken]
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> list[UUID]:
-        await asyncio.sleep(STATEMENT_SECONDS)
+        await self._send()
         for event_id in sent:
             self.deliveries.pop(event_id, None)
         for each in put_off:

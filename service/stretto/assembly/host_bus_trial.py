@@ -67,6 +67,8 @@ class Trial:
         """Calls that are under way, and whose events they have; at the end those that go on, if the bus is there."""
         self._begun = self._others_begun = 0
         self._is_turn_of_others = False
+        self._reading: asyncio.Task[CommittedEvent | None] | None = None
+        """The log is read on for others beside the calls, in one of the places: these may end sooner."""
         self._places = 1
 
     async def run(
@@ -92,27 +94,31 @@ class Trial:
                     self._note_there()
                 if self._is_last_alone(together):
                     break
-                await self._begin_more(others, unanswered_max)
-                if not self.left:
+                self._begin_more(others, unanswered_max)
+                if not self._waited_for():
                     break
-                if await self._wait(together):
+                if await self._wait(together, unanswered_max):
                     news_at = self._clock_seconds()
             may_go_on = self.is_there and not self.is_together
         finally:
             if not may_go_on:
                 for task in self.left:
                     task.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
+                await asyncio.wait({self._reading})
 
     def _is_last_alone(self, together: asyncio.Task[Mapping[UUID, str]]) -> bool:
         """Whether the call for all hangs, and of its owners all but one were answered: it is for this one."""
         is_one = len(self._groups) == 1 and len(self._groups[0][0]) == 1
         return self.is_there and is_one and not together.done() and len(self.left) == 1
 
-    async def _begin_more(self, others: AsyncIterator[CommittedEvent], unanswered_max: int) -> None:
+    def _begin_more(self, others: AsyncIterator[CommittedEvent], unanswered_max: int) -> None:
         """Begin calls while there are places; while the bus has answered none, one of others follows each."""
-        while len(self.left) <= self._places:
+        while len(self._waited_for()) <= self._places:
             may_begin = self.is_there or self._begun < unanswered_max
             may_ask_others = not self.is_there and self._others_begun < unanswered_max
+            may_ask_others = may_ask_others and self._reading is None
             if self._groups and may_begin and not (self._is_turn_of_others and may_ask_others):
                 self._begun += 1
                 self._is_turn_of_others = True
@@ -120,12 +126,25 @@ class Trial:
             elif may_ask_others:
                 self._is_turn_of_others = False
                 self._others_begun += 1
-                if (other := await anext(others, None)) is not None:
-                    self._begin((), self._calls.publish([other]))
-                else:
-                    self._others_begun = unanswered_max
+                self._reading = asyncio.create_task(
+                    _next(others), name="stretto read on for others"
+                )
+                self._reading.add_done_callback(retrieve)
             else:
                 return
+
+    def _waited_for(self) -> set[asyncio.Task[Any]]:
+        """Return the calls under way, and what is read while it is of use."""
+        reading = None if self.is_there else self._reading
+        return {*self.left} if reading is None else {*self.left, reading}
+
+    def _ask_other(self, other: CommittedEvent | None, unanswered_max: int) -> None:
+        """Publish the event of another owner that was read, if there is one."""
+        self._reading = None
+        if other is not None:
+            self._begin((), self._calls.publish([other]))
+        else:
+            self._others_begun = unanswered_max
 
     @property
     def _silent_seconds(self) -> float:
@@ -153,15 +172,17 @@ class Trial:
         task.add_done_callback(retrieve)
         self.left[task] = owners
 
-    async def _wait(self, together: asyncio.Task[Mapping[UUID, str]]) -> bool:
+    async def _wait(self, together: asyncio.Task[Mapping[UUID, str]], unanswered_max: int) -> bool:
         """Wait for calls that end, and note what came of them; return whether one was answered."""
         done, _ = await asyncio.wait(
-            self.left, timeout=self._patience.seconds, return_when=asyncio.FIRST_COMPLETED
+            self._waited_for(),
+            timeout=self._patience.seconds,
+            return_when=asyncio.FIRST_COMPLETED,
         )
         if not done:
             self._places += 1
         has_news = False
-        for task in done:
+        for task in done & self.left.keys():
             owners = self.left.pop(task)
             error = task.exception()
             if error is None and task is together:
@@ -177,11 +198,15 @@ class Trial:
         if has_news:
             self._places = min(2 * self._places, PLACES_MAX)
             self._note_there()
+        elif self._reading in done:
+            self._ask_other(self._reading.result(), unanswered_max)
         return has_news
 
     def _note_there(self) -> None:
-        """Note that the bus has answered for an event."""
+        """Note that the bus has answered for an event: no others are looked for any more."""
         self.is_there = True
+        if self._reading is not None:
+            self._reading.cancel()
         # What has failed may have met a bus that was still away: only a second failure counts.
         for owner in self._early:
             self._groups.append(([owner], 1))
@@ -243,6 +268,10 @@ class Trial:
         for event in events:
             self.answered[event.event_id] = reasons.get(event.event_id)
             self.errors.pop(event.event_id, None)
+
+
+async def _next(others: AsyncIterator[CommittedEvent]) -> CommittedEvent | None:
+    return await anext(others, None)
 
 
 def by_owner(events: Iterable[CommittedEvent]) -> dict[str, list[CommittedEvent]]:

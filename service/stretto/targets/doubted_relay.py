@@ -19,12 +19,13 @@ from stretto.targets.refused import RefusedEvents
 from stretto.targets.relay import RENEWALS, OutboxRelay, bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.log import CommittedEvent
+    from stretto.events.log import CommittedEvent, LoggedEvent
     from stretto.observations import Observer
     from stretto.targets.bus import BusStore, DoubtedBus
+    from stretto.targets.delivery import Delivery
     from stretto.targets.settings import RelaySettings
     from stretto.telemetry.tracing import Tracing
 
@@ -63,6 +64,8 @@ class DoubtedRelay(OutboxRelay):
         """Whether each is for slow owners."""
         self._again_error: BaseException | None = None
         """What has ended one of these."""
+        self._taking = asyncio.Lock()
+        """Held by one that takes what is due: the log's turn needs connections of the same lane."""
         self._handovers = 0
         """How often the lease was given back since the bus fails for some owners."""
         self._hand_over_at: float | None = None
@@ -119,15 +122,7 @@ class DoubtedRelay(OutboxRelay):
 
     async def _publish_due(self, *, is_slow: bool) -> None:
         """Publish what is due, in small groups, as long as the lease is ours."""
-        # Where a group takes longer, as many that hang do, another process may publish it as well.
-        seconds = 2 * self._settings.relay_lease_seconds
-        while self._place is not None:
-            slow, busy = self._doubted.slow_owners, {*self._doubted.busy_owners}
-            only = [owner for owner in slow if owner not in busy] if is_slow else None
-            without = () if is_slow else [*busy.union(slow)]
-            deliveries = await self._store.take(AGAIN_MAX, seconds, None, only, without)
-            if not deliveries:
-                return
+        while deliveries := await self._take(is_slow=is_slow):
             if len(deliveries) == AGAIN_MAX:
                 # More may wait, and this one may hang.
                 self._begin_again(is_slow=is_slow)
@@ -136,6 +131,17 @@ class DoubtedRelay(OutboxRelay):
             for error in results:
                 if error is not None:
                     raise error
+
+    async def _take(self, *, is_slow: bool) -> Sequence[Delivery]:
+        # Where a group takes longer, as many that hang do, another process may publish it as well.
+        seconds = 2 * self._settings.relay_lease_seconds
+        async with self._taking:
+            if self._place is None:
+                return ()
+            slow, busy = self._doubted.slow_owners, {*self._doubted.busy_owners}
+            only = [owner for owner in slow if owner not in busy] if is_slow else None
+            without = () if is_slow else [*busy.union(slow)]
+            return await self._store.take(AGAIN_MAX, seconds, None, only, without)
 
     def _end_again(self, task: asyncio.Task[None]) -> None:
         del self._again_tasks[task]
@@ -177,17 +183,21 @@ class DoubtedRelay(OutboxRelay):
             del task
 
     async def _behind(self) -> AsyncIterator[CommittedEvent]:
-        """Yield what lies behind the part in the log."""
+        """Yield what lies behind the part in the log, up to its end: what comes meanwhile would have no end."""
         assert self._part_end is not None
         page, first = self._part_end
-        for _ in range(BEHIND_PAGES_MAX):
-            for logged in page.events[first:]:
-                if logged.is_readable:
-                    yield logged.event
-            begin, first = page.place, 0
-            page = await self._store.page(begin, self._settings.batch_max)
-            if not page.events:
+        for event in _readable(page.events[first:]):
+            yield event
+        for _ in range(BEHIND_PAGES_MAX - 1):
+            page = await self._store.page(page.place, self._settings.batch_max)
+            for event in _readable(page.events):
+                yield event
+            if not page.is_full:
                 return
+
+
+def _readable(events: Iterable[LoggedEvent]) -> Iterator[CommittedEvent]:
+    return (each.event for each in events if each.is_readable)
 
 
 async def _cancelled(task: asyncio.Task[object]) -> None:

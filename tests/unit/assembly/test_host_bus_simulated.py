@@ -18,7 +18,7 @@ from stretto.events.log import LoggedEvent
 from stretto.runtime.runner import Run
 from stretto.targets.doubted_relay import DoubtedRelay
 from stretto.targets.settings import RelaySettings
-from support.bus_again import Kind, KindOfBus, SharedStore, now
+from support.bus_again import STATEMENT_SECONDS, Kind, KindOfBus, SharedStore, now
 from support.log_events import HISTORY
 from support.owned_events import event_of
 from support.virtual_time import in_virtual_time
@@ -92,12 +92,15 @@ class Scenario:
     seconds: int = 120
     counts_from: float = 0.0
     """The end of an outage: what was made before is not late until then."""
+    statement_seconds: float = STATEMENT_SECONDS
+    """How long the database takes for each, of which five are under way at once."""
 
 
 # When events of bad owners are made.
 AGAIN = (10, *range(12, 60, 3))
 # More than one of the relay.
 PAGE = bad(1, [5] * 300)
+NEW_RAISE = [(n / 40, f"{BAD} {n}") for n in range(40 * 20)]
 NEW = [(10.0 + n, f"{BAD} {n}") for n in range(60)]
 
 
@@ -165,7 +168,7 @@ SCENARIOS = [
     hanging(13.5, 8, places=4, cleanup_seconds=0.9),
     hanging(17.0, 40, places=10),
     hanging(10.5, 40, places=10, own_seconds=2.0),
-    among(30.0, 5, 25, places=1),
+    among(41.0, 5, 25, places=1),
     among(50.0, 15, 45, places=1),
     among(41.0, 15, 45, places=1, own_seconds=2.0, is_in_thread=True),
     among(14.5, 12, 32, places=4),
@@ -194,6 +197,14 @@ SCENARIOS = [
     outage(3.5, "hangs", places=1, own_seconds=2.0),
     outage(0.1, "raises", places=1),
     Scenario(
+        "forty new ones raise each second, a slow database",
+        2.0,
+        (Kind(raises, 10),),
+        stream(20, 20, owners=20) + NEW_RAISE,
+        seconds=40,
+        statement_seconds=0.05,
+    ),
+    Scenario(
         "one process of two hangs for all", 13.0, (Kind(away("hangs", 20, 999)), Kind()), stream(90)
     ),
     # That of the other process has its turn after a minute.
@@ -218,7 +229,8 @@ class Outcome:
 
 async def simulate(scenario: Scenario) -> Outcome:
     """Run a relay of each process, and make the events."""
-    store, got, started = SharedStore(), dict["UUID", float](), now()
+    store = SharedStore(scenario.statement_seconds)
+    got, started = dict["UUID", float](), now()
     relays = [
         DoubtedRelay(store, HostsBus(bus, lambda _: None, 5.0, now), lambda _: None, SETTINGS, now)
         for bus in (KindOfBus(kind, got) for kind in scenario.kinds)

@@ -43,14 +43,16 @@ class Tried(Trial):
         self.began_at = self.loop.time()
         self.together: asyncio.Task[Any] = self.loop.create_task(asyncio.Event().wait())
 
-    async def run_all(self, others: Behind | None = None, unanswered_max: int = 16) -> float:
+    async def run_all(
+        self, others: Behind | Reading | None = None, unanswered_max: int = 16
+    ) -> float:
         """Run it beside the call for all of them; return for how long it has lasted."""
         behind = others() if others else nothing_behind()
         await self.run(self.owners, self.together, behind, unanswered_max)
         return self.loop.time() - self.began_at
 
     async def run_after_failure(
-        self, others: Behind | None = None, unanswered_max: int = 16
+        self, others: Behind | Reading | None = None, unanswered_max: int = 16
     ) -> float:
         """Run it after the call for all of them has failed."""
         self.together.cancel()
@@ -484,6 +486,74 @@ async def test_an_error_that_comes_as_the_turn_ends_is_not_printed() -> None:
         del running, trial
     gc.collect()
     assert [] == printed
+
+
+class Reading:
+    """Others for whom the log is read on without end."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> AsyncIterator[CommittedEvent]:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
+        yield ONE
+
+
+@in_virtual_time
+async def test_calls_end_while_the_log_is_read_on() -> None:
+    """What is answered ends that: others are not needed any more."""
+    bus, reading = FailsFor(LookupError, ONE), Reading()
+    trial = Tried(bus, ONE, TWO)
+    trial.together.cancel()
+    trial.together = trial.loop.create_task(fails())
+    assert 0.0 == await trial.run_all(reading)
+    assert ([1], [2]) == (trial.failed, trial.went_through)
+    assert reading.begun.is_set()
+    assert reading.ended.is_set()
+
+
+@in_virtual_time
+async def test_an_answer_ends_the_reading_at_once() -> None:
+    """It keeps a connection, and what hangs is waited for longer."""
+    bus, reading = FailsFor(None, THREE), Reading()
+    trial = Tried(bus, THREE, ONE)
+    running = asyncio.create_task(trial.run_all(reading))
+    await asyncio.sleep(PATIENCE_SECONDS + 0.1)
+    assert reading.begun.is_set()
+    assert not reading.ended.is_set()
+    await asyncio.sleep(PATIENCE_SECONDS)
+    assert [1] == trial.went_through
+    assert reading.ended.is_set()
+    assert not running.done()
+    await running
+
+
+@in_virtual_time
+async def test_a_bus_is_away_where_the_log_is_still_read_on() -> None:
+    """The turn ends as it would without that."""
+    bus, reading = FailsFor(LookupError, *EVENTS), Reading()
+    trial = Tried(bus, *EVENTS)
+    trial.together.cancel()
+    trial.together = trial.loop.create_task(fails())
+    assert SILENT_SECONDS <= await trial.run_all(reading) < SILENT_SECONDS + PATIENCE_SECONDS
+    assert [1, 2, 3, 4, 5] == trial.failed
+    assert reading.ended.is_set()
+
+
+@in_virtual_time
+async def test_a_turn_that_is_cancelled_reads_on_no_more() -> None:
+    """Its end is waited for."""
+    bus, reading = FailsFor(LookupError, *EVENTS), Reading()
+    trial = Tried(bus, *EVENTS)
+    running = asyncio.create_task(trial.run_after_failure(reading))
+    await reading.begun.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    assert reading.ended.is_set()
 
 
 def test_events_are_sorted_by_the_owner_of_their_group() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.log import CommittedEvent
+    from stretto.events.log import CommittedEvent, LogPage
     from stretto.events.place import Place
     from stretto.observations import Observation
     from stretto.targets.bus import Behind
@@ -190,6 +190,66 @@ async def test_each_part_is_settled_by_itself() -> None:
 
 
 @in_virtual_time
+async def test_parts_that_end_together_are_settled_by_one_statement() -> None:
+    """And what ends while it is under way by the next one: the log's turn needs connections as well."""
+    world = World()
+    settled, goes_on = hold_settlements(world)
+    world.bus.again_goes_on.clear()
+    world.store.due = [due(n, f"owner {n}") for n in range(1, 4)]
+    await world.turn()
+    await until(lambda: len(world.bus.again) == 3)
+    world.bus.again_goes_on.set()
+    await until(lambda: settled)
+    for numbers in ((4, 5, 6), (7, 8)):
+        world.store.due = [due(n, f"owner {n}") for n in numbers]
+        await world.turn()
+        await until(lambda: not world.store.due)
+    await until(lambda: len(world.bus.again) == 8)
+    assert [[1, 2, 3]] == settled
+    goes_on.set()
+    await until(lambda: len(world.store.sent) == 8)
+    assert [[1, 2, 3], [4, 5, 6, 7, 8]] == settled
+    await world.relay.close()
+
+
+def hold_settlements(world: World) -> tuple[list[list[int]], asyncio.Event]:
+    """Return what each statement settles, and the event for which these wait."""
+    settle, settled, goes_on = world.store.settle, list[list[int]](), asyncio.Event()
+
+    async def hold(sent: Collection[UUID], put_off: Collection[PutOff]) -> list[UUID]:
+        settled.append([each.int for each in sent])
+        await goes_on.wait()
+        return await settle(sent, put_off)
+
+    world.store.settle = hold  # type: ignore[method-assign]
+    return settled, goes_on
+
+
+@in_virtual_time
+async def test_one_statement_at_a_time_takes_what_is_due() -> None:
+    """The next one leaves out the owners of whom one is under way by then."""
+    world = World()
+    take, goes_on = world.store.take, asyncio.Event()
+
+    async def hold(*args: Any) -> Sequence[Delivery]:
+        deliveries = await take(*args)
+        await goes_on.wait()
+        return deliveries
+
+    world.store.take = hold  # type: ignore[assignment]
+    world.store.due = [due(1, "alice")]
+    for number in (2, 3):
+        await world.turn()
+        world.store.due = [due(number, "bob")]
+    assert 1 == len(world.store.taken)
+    world.bus.busy_owners = {"carol"}
+    goes_on.set()
+    await until(lambda: len(world.store.taken) > 1)
+    assert {"carol"} == world.store.taken[1][3]
+    await world.relay.close()
+
+
+@in_virtual_time
 async def test_behind_a_full_group_another_one_begins_at_once() -> None:
     """So many at most: each may hang."""
     world = World()
@@ -285,14 +345,17 @@ async def test_what_ends_the_publishing_of_refused_events_is_the_failure_of_a_tu
     await until(lambda: len(world.store.sent) == 2)
 
 
+@pytest.mark.parametrize(("failing", "other"), [(ONE, TWO), (TWO, ONE)])
 @in_virtual_time
-async def test_a_part_that_cannot_be_settled_is_the_failure_of_a_turn() -> None:
-    """The other parts are settled all the same."""
+async def test_a_part_that_cannot_be_settled_is_the_failure_of_a_turn(
+    failing: LoggedEvent, other: LoggedEvent
+) -> None:
+    """The other parts, which come in the same statement first, are settled all the same."""
     world = World()
     settle = world.store.settle
 
     async def fail(sent: Collection[UUID], put_off: Collection[PutOff]) -> list[UUID]:
-        if ONE.event.event_id in sent:
+        if failing.event.event_id in sent:
             raise Unreachable
         return await settle(sent, put_off)
 
@@ -301,6 +364,7 @@ async def test_a_part_that_cannot_be_settled_is_the_failure_of_a_turn() -> None:
     await world.turn()
     await until(lambda: world.store.sent)
     await asyncio.sleep(0.1)
+    assert [other.event.event_id] == world.store.sent
     world.store.due = [due(3)]
     with pytest.raises(Unreachable):
         await world.turn()
@@ -453,6 +517,25 @@ async def test_the_bus_reads_on_behind_the_part_page_by_page() -> None:
     with pytest.raises(BusUnavailable):
         await world.turn()
     assert ([[1]], [2, 3, 4, 5]) == (world.bus.parts, world.bus.behind)
+
+
+@in_virtual_time
+async def test_the_bus_reads_on_to_the_end_that_the_log_has_then() -> None:
+    """What comes while it reads would have no end, where new events are as fast as pages."""
+    world = World()
+    page = world.store.page
+
+    async def grow(begin: Place, events_max: int) -> LogPage:
+        found = await page(begin, events_max)
+        world.store.events.append(logged(world.store.events[-1].position + 1))
+        return found
+
+    world.store.page = grow  # type: ignore[assignment]
+    world.store.events = [ONE]
+    world.bus.reads_on, world.bus.error = True, BusUnavailable()
+    with pytest.raises(BusUnavailable):
+        await world.turn()
+    assert [2] == world.bus.behind
 
 
 @in_virtual_time
