@@ -238,9 +238,11 @@ async def test_one_statement_at_a_time_takes_what_is_due() -> None:
 
     world.store.take = hold  # type: ignore[assignment]
     world.store.due = [due(1, "alice")]
-    for number in (2, 3):
-        await world.turn()
-        world.store.due = [due(number, "bob")]
+    await world.turn()
+    await until(lambda: world.store.taken)
+    world.store.due = [due(2, "bob")]
+    await world.turn()
+    await asyncio.sleep(0.1)
     assert 1 == len(world.store.taken)
     world.bus.busy_owners = {"carol"}
     goes_on.set()
