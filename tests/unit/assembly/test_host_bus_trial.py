@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer
-from stretto.assembly.host_bus_patience import PATIENCE_SHARE, PATIENCE_TIMES, STALL_SHARE, Patience
-from stretto.assembly.host_bus_trial import PLACES_MAX, SILENT_STALLS, Trial, by_owner
+from stretto.assembly.host_bus_patience import PATIENCE_SHARE, PATIENCE_TIMES, Patience
+from stretto.assembly.host_bus_trial import PLACES_MAX, Trial, by_owner
 from stretto.targets.bus import nothing_behind
 from support.bus_trial import Behind, FailsFor, Takes
 from support.owned_events import event_of
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS = 10.0
 PATIENCE_SECONDS = PATIENCE_SHARE * LEASE_SECONDS
-SILENT_SECONDS = SILENT_STALLS * STALL_SHARE * LEASE_SECONDS
+# A literal: where it was made of the constants, it would follow what a change makes of them.
+SILENT_SECONDS = 15.0
 OWNERS = ("alice", "bob", "carol", "dave", "erin")
 EVENTS = [event_of(owner, n) for n, owner in enumerate(OWNERS, 1)]
 ONE, TWO, THREE, FOUR, FIVE = EVENTS
