@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.http.front import chunk_turns
+from stretto.http.front import chunk_turns, chunks
 from stretto.http.front.chunk_turns import ChunkTurns
 from stretto.http.settings import ConnectionLimits
 from support.api_client import api_for, token_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 DEADLINE_SECONDS = 30
-READ_SECONDS = 0.05
+READ_SECONDS = 0.5
 POST = creation_head(token_of("alice"), "k") + b"Transfer-Encoding: chunked\r\n\r\n"
 CHUNKS = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
 
@@ -95,6 +95,26 @@ async def test_chunks_wait_for_their_turn_and_nothing_else_does(
     assert b"" == client.answered
     turns.begin()
     assert 201 == (await client.answer())[0]
+    assert turns.all[0]._left <= chunk_turns.CHUNKS_A_TURN - len(BODY)
+    turns.spend()
+    client.send(PING[:9])
+    await (await raw.connect(PING)).answer()
+    client.send(PING[9:])
+    assert 200 == (await client.answer())[0]
+
+
+async def test_the_rest_may_come_after_the_turn(
+    raw: RawClients, turns: Turns, counted: Counted
+) -> None:
+    """The connection is read again, although its handler has taken all that has come."""
+    client = await raw.connect(POST)
+    await until(lambda: bool(counted.clients) and counted.clients[0]._refusal is not None)
+    turns.spend()
+    client.send(CHUNKS[:-1])
+    await turns.until_waits()
+    turns.begin()
+    client.send(CHUNKS[-1:])
+    assert 201 == (await client.answer())[0]
 
 
 @pytest.mark.parametrize("cut", [1, len(POST), len(POST) + 1, len(POST) + len(CHUNKS) - 1])
@@ -158,6 +178,46 @@ async def test_a_client_that_closes_its_half_meanwhile_is_answered(
     await (await raw.connect(PING)).answer()
     turns.begin()
     assert 201 == (await client.answer())[0]
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["its half", "both"])
+async def test_a_client_that_closes_while_a_large_body_waits_leaves_nothing(
+    half: bool, raw: RawClients, turns: Turns, counted: Counted
+) -> None:
+    """Its handler has read a part: what flow control resumes then is not read before its turn."""
+    body = b'{"name": "Team"}'.ljust(200_000)
+    data = b"".join(b"40\r\n%b\r\n" % body[at : at + 64] for at in range(0, len(body), 64))
+    client = await raw.connect(POST + data + b"0\r\n\r\n")
+    if half:
+        client.transport.write_eof()
+    else:
+        await turns.until_waits()
+        client.transport.close()
+    while not (client.answered or client.is_closed):
+        await (await raw.connect(PING)).answer()
+        turns.begin()
+    if half:
+        assert 201 == (await client.answer())[0]
+    (ours, *_) = counted.clients
+    while ours.transport is not None:
+        await (await raw.connect(PING)).answer()
+        turns.begin()
+    assert 0 == counted.arrived.bytes
+
+
+async def test_what_comes_as_the_service_stops_is_not_refused_for_good(
+    raw: RawClients, turns: Turns, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it reaches the parser any more: it would seem to be around the chunks."""
+    monkeypatch.setattr(chunks, "FRAMING_BYTES_MAX", 1)
+    client = await raw.connect(POST)
+    await until(lambda: bool(counted.clients) and counted.clients[0]._is_in_body)
+    (ours,) = counted.clients
+    monkeypatch.setattr(ours, "_force_close", True)
+    client.send(CHUNKS[:-1])
+    await (await raw.connect(PING)).answer()
+    assert not ours._has_all
+    assert b"" == client.answered
 
 
 async def test_what_waits_is_counted_and_refused_where_it_is_too_much(

@@ -65,5 +65,3 @@ class ChunkTurns:
             if client in self._waiting:
                 del self._waiting[client]
                 client.go_on()
-        if self._waiting:
-            self._begin_later()

@@ -113,6 +113,9 @@ class ClientConnection(CountedArrival):
         if self.is_ending:
             self.drop(data)
             return
+        if self._force_close:
+            # The service stops. aiohttp would drop them, and they would count as around the chunks.
+            return
         if self._has_all:
             # It is never read: flow control stops the client from sending it.
             self._pause_transport_reading()
@@ -165,7 +168,7 @@ class ClientConnection(CountedArrival):
 
     def eof_received(self) -> Any:
         """Answer what was asked before the client closed its half; then close."""
-        if self._owes_unparsed:
+        if self._owes_unparsed and not self._waits_for_chunks:
             self._has_all = self._is_at_end = True
             return True
         self._stop_read_timer()

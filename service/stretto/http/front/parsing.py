@@ -100,6 +100,11 @@ class PartedParsing(BoundedWriting):
                 self._pause_transport_reading()
         return self._waits_for_chunks
 
+    def _resume_transport_reading(self) -> None:
+        """Read on, unless chunks wait: whatever has paused it before, and needs that no more."""
+        if not self._waits_for_chunks:
+            super()._resume_transport_reading()
+
     def go_on(self) -> None:
         """Parse what has waited for its turn."""
         self._waits_for_chunks = False
