@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from aiohttp.streams import EMPTY_PAYLOAD
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -63,9 +65,15 @@ def in_parts(data: bytes, whole_bytes: Callable[[], int]) -> Iterator[bytes]:
 
 def memory_of_body(body: StreamReader) -> int:
     """Return what a body takes in memory, as far as it has come."""
-    # aiohttp's body of a request without one has no such list.
-    waiting = getattr(body, "_http_chunk_splits", None)
-    return body.total_bytes + CHUNK_MEMORY * len(waiting or ())
+    return body.total_bytes + CHUNK_MEMORY * _waiting_chunks(body)
+
+
+def _waiting_chunks(body: StreamReader) -> int:
+    """Return how many chunks of a body wait for their reader."""
+    if body is EMPTY_PAYLOAD:
+        return 0
+    # aiohttp keeps the end of each for its readers, and counts nothing else.
+    return len(body._http_chunk_splits or ())  # noqa: SLF001
 
 
 class Framing:
@@ -158,11 +166,11 @@ class ChunkCount:
     def begin(self, received: int) -> None:
         """Note that the parser begins to work, on so many bytes."""
         self._received += received
-        self._unread = self._unread_now()
+        self._unread = _waiting_chunks(self._body)
 
     def count(self) -> int:
         """Count what the parser has found since, while no reader ran; return how many chunks that are."""
-        found = self._unread_now() - self._unread
+        found = _waiting_chunks(self._body) - self._unread
         self._chunks += found
         return found
 
@@ -174,7 +182,3 @@ class ChunkCount:
         """Return whether to refuse a body for what stands around its chunks, if it is not complete."""
         framing = self._received - self._body.total_bytes
         return framing > FRAMING_BYTES_MAX + self._body.total_bytes // 4
-
-    def _unread_now(self) -> int:
-        # aiohttp keeps the end of each chunk for its readers, and counts nothing else.
-        return len(self._body._http_chunk_splits or ())  # noqa: SLF001
