@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+    from typing import Any
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -94,3 +96,35 @@ class Behind:
         for event in self.events:
             self.read += 1
             yield event
+
+
+class FailsLater(FailsFor):
+    """Raises once the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.may_fail = asyncio.Event()
+
+    async def work(self, _: object) -> None:
+        await self.may_fail.wait()
+        raise ValueError
+
+
+async def printed_of_late_errors(
+    use: Callable[[FailsFor], Coroutine[Any, Any, object]],
+) -> list[dict[str, Any]]:
+    """Return what asyncio logs where a use of a bus is cancelled about when its call fails."""
+    printed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: printed.append(context))
+    for turns in range(12):
+        bus = FailsLater()
+        using = asyncio.create_task(use(bus))
+        await asyncio.sleep(1.0)
+        bus.may_fail.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        using.cancel()
+        await asyncio.wait({using})
+        del using
+    gc.collect()
+    return printed

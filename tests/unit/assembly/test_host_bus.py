@@ -18,7 +18,14 @@ from stretto.assembly.host_bus_patience import PATIENCE_SHARE, PATIENCE_TIMES
 from stretto.observations import ActorCrashed
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import Delivery
-from support.bus_trial import Behind, DoesFew, FailsFor, HangsTogether, Takes
+from support.bus_trial import (
+    Behind,
+    DoesFew,
+    FailsFor,
+    HangsTogether,
+    Takes,
+    printed_of_late_errors,
+)
 from support.owned_events import event_of
 from support.virtual_time import in_virtual_time
 
@@ -571,26 +578,7 @@ async def test_closing_ends_what_goes_on() -> None:
 @in_virtual_time
 async def test_an_error_that_comes_as_the_turn_ends_is_not_printed() -> None:
     """Asyncio would log it with its text."""
-    printed: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: printed.append(context))
-    for turns in range(12):
-        may_fail = asyncio.Event()
-
-        class Fails(FailsFor):
-            async def work(self, _: object, may_fail: asyncio.Event = may_fail) -> None:
-                await may_fail.wait()
-                raise ValueError
-
-        publishing = asyncio.create_task(hosts(Fails(None)).publish([ONE]))
-        await asyncio.sleep(1.0)
-        may_fail.set()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        publishing.cancel()
-        await asyncio.wait({publishing})
-        del publishing
-    gc.collect()
-    assert [] == printed
+    assert [] == await printed_of_late_errors(lambda bus: hosts(bus).publish([ONE]))
 
 
 class Kept(Exception):

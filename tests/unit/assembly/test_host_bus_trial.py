@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +11,7 @@ from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer
 from stretto.assembly.host_bus_patience import PATIENCE_SHARE, PATIENCE_TIMES, Patience
 from stretto.assembly.host_bus_trial import PLACES_MAX, Trial, by_owner
 from stretto.targets.bus import nothing_behind
-from support.bus_trial import Behind, FailsFor, Takes
+from support.bus_trial import Behind, FailsFor, Takes, printed_of_late_errors
 from support.owned_events import event_of
 from support.virtual_time import in_virtual_time
 
@@ -465,28 +464,15 @@ async def test_a_log_that_cannot_be_read_ends_the_trial_and_its_calls() -> None:
 @in_virtual_time
 async def test_an_error_that_comes_as_the_turn_ends_is_not_printed() -> None:
     """Asyncio would log it with its text."""
-    printed: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: printed.append(context))
-    for turns in range(12):
-        may_fail = asyncio.Event()
 
-        class Fails(FailsFor):
-            async def work(self, _: object, may_fail: asyncio.Event = may_fail) -> None:
-                await may_fail.wait()
-                raise ValueError
+    async def run(bus: FailsFor) -> None:
+        trial = Tried(bus, ONE)
+        try:
+            await trial.run_all()
+        finally:
+            await asyncio.wait({trial.together, *trial.left})
 
-        trial = Tried(Fails(None), ONE)
-        running = asyncio.create_task(trial.run_all())
-        await asyncio.sleep(1.0)
-        may_fail.set()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        running.cancel()
-        await asyncio.wait({running})
-        await asyncio.wait({trial.together, *trial.left})
-        del running, trial
-    gc.collect()
-    assert [] == printed
+    assert [] == await printed_of_late_errors(run)
 
 
 class Reading:
