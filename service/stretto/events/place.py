@@ -202,6 +202,7 @@ class Present:
         A place may lie beyond the end of a history that has ended: the events up to it were lost,
         and none is added there. Beyond the end of one that goes on, ids have gone back unnoticed:
         new events may get positions that the place covers.
+        Below the end there may be some already, so a reader begins where the log does, and not there.
         """
         history, number = place.history, place.history.number
         is_known = self.histories.get(number) == history.id

@@ -5,6 +5,7 @@
 INSERT INTO outbox_reader (name, history, seen)
 SELECT $1, history, seen FROM outbox_present
 WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = $1)
+  AND plan_whole_log_1() AND require_whole_log_1()
 ON CONFLICT DO NOTHING;
 
 -- name: lease_bus
@@ -61,7 +62,7 @@ WHERE name = 'bus' AND token = $1;
 -- Make deliveries of events that the bus has refused once: their histories $1, positions $2 and ids
 -- $3. They are tried again after $4 seconds; $5 is now. The place moves on after this commit, so
 -- that a crash undoes this only together with that. An owner and a time are as in the webhook's enrol. It fails
--- where policies may hide events.
+-- where policies may hide events, or a partition is detached.
 INSERT INTO outbox_delivery (reader, owner_id, created_at, event_id, subject, conversation_id,
                              recipients, group_name, group_kind, metadata, trace_context,
                              event_type, change, due_at, tries, is_due)
@@ -78,4 +79,5 @@ FROM (SELECT clock_ahead FROM outbox_reader WHERE name = 'bus') AS reader,
 JOIN outbox USING (history, position)
 WHERE event_id = ANY ($3::uuid[])
   AND require_all_rows_1('outbox')
+  AND plan_whole_log_1() AND require_whole_log_1()
 ON CONFLICT DO NOTHING;

@@ -2,14 +2,20 @@
 
 -- name: ping
 -- Ask whether the database answers and has our tables, whether it refuses writes (as `is_read_only`), what
--- its commits wait for, and in which of the tables $1 policies may hide rows from the role. It is one
--- statement: where each answer comes late, the database is there all the same.
+-- its commits wait for, in which of the tables $1 policies may hide rows from the role, and which of them are
+-- partitions of the log and detached. It is one statement: where each answer comes late, the database is there
+-- all the same.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
        current_setting('transaction_read_only')::boolean AS is_read_only,
        current_setting('synchronous_commit') AS synchronous_commit,
        current_setting('client_min_messages') AS client_min_messages,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($1::text[]) AS name
         WHERE row_security_active(to_regclass(name))) AS filtered,
+       (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($1::text[]) AS name
+        WHERE name ~ '^outbox_[0-9]+$'
+          AND NOT EXISTS (SELECT FROM pg_inherits
+                          WHERE inhrelid = to_regclass(name) AND inhparent = to_regclass('outbox')
+                            AND NOT inhdetachpending)) AS detached,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
 -- name: ping_pool

@@ -8,8 +8,9 @@ FROM pg_control_system(), pg_class JOIN pg_namespace ON pg_namespace.oid = relna
 WHERE pg_class.oid = to_regclass('attempt');
 
 -- name: log_present
--- Read the end of the log.
-SELECT row_to_json(outbox_present) AS present FROM outbox_present;
+-- Read the end of the log. It fails where a partition is detached, as does all that reads the log, or plans to.
+SELECT row_to_json(outbox_present) AS present FROM outbox_present
+WHERE plan_whole_log_1() AND require_whole_log_1();
 
 -- name: log_page
 -- Read the events that a place (history $1, end $2, running $3) does not cover, the next $4: those
@@ -26,7 +27,9 @@ SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 -- they are returned only after the standby has them: the message's commit waits for it.
 -- Behind a pooler no setting has the statement fail where policies hide events, so it says whether they
 -- may: the log is locked, so that they are not switched on within the statement.
--- It fails where the session leads to another schema than ours, as a claim does (writes.sql).
+-- It fails where the session leads to another schema than ours, as a claim does (writes.sql), and where a
+-- partition is detached: a place would pass over its events. Partitions are locked as long as the statement runs, so
+-- what it has found stays true.
 WITH present AS MATERIALIZED (
     SELECT * FROM outbox_present
 ), wanted AS MATERIALIZED (
@@ -80,6 +83,7 @@ SELECT row_to_json(present) AS present,
        NULL AS change, NULL AS recipients, NULL AS member_ids, NULL AS number
 FROM present
 WHERE require_home_1(NULL, '') = ''
+  AND plan_whole_log_1() AND require_whole_log_1()
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
        recipients[1], group_name, cardinality(recipients),
@@ -102,7 +106,8 @@ SELECT row_to_json(outbox_present) AS present,
        CASE WHEN row_security_active('outbox') THEN 'outbox' END AS filtered,
        quote_ident(current_user) AS role
 FROM outbox_present
-WHERE require_home_1(NULL, '') = '';
+WHERE require_home_1(NULL, '') = ''
+  AND plan_whole_log_1() AND require_whole_log_1();
 
 -- name: reader_place
 -- Read the place of a reader $1. It fails where policies may hide the reader or its history.

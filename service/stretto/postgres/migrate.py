@@ -67,7 +67,8 @@ PRIVILEGES: Final = MappingProxyType(
 ROUTINES: Final = (
     *("append_trail_1", "claim_and_lead_4", "claim_attempts_1", "delete_group_1"),
     *("delete_group_at_once_1", "deleted_groups_1", "lead_groups_4", "lead_groups_at_once_1"),
-    *("present_history_1", "require_all_rows_1", "require_home_1"),
+    *("plan_whole_log_1", "present_history_1", "require_all_rows_1", "require_home_1"),
+    "require_whole_log_1",
 )
 # What makes a row the only one of its kind, by table; a host may have dropped one by hand.
 KEYS: Final = (

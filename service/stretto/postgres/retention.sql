@@ -109,7 +109,7 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- runs, nothing of it is in a partition that is locked for truncation (`running`: the snapshot that
 -- says so): it keeps no partition, however old it is. Once it has ended, the reader has to look first.
 -- Nor does a row that is ahead of the server: no reader comes past it.
--- It fails where policies may hide events or readers, also from the truncation.
+-- It fails where policies may hide events or readers, also from the truncation, and where a partition is detached.
 SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
        format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate,
        pg_current_snapshot()::text AS running,
@@ -120,6 +120,7 @@ FROM (SELECT now, now - make_interval(days => $1) AS before
       WHERE number > 0) AS slot
 WHERE ended_at < before
   AND require_all_rows_1('outbox', 'outbox_reader')
+  AND plan_whole_log_1() AND require_whole_log_1()
   AND NOT EXISTS (
       SELECT FROM (
           SELECT created_at FROM outbox WHERE outbox.slot = slot.slot
@@ -155,7 +156,7 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_sc
 -- as running, taken since the partition is locked, keep those below that start. They are of the newest
 -- history; on a server that would begin another one, their ids are of none yet. Histories of which
 -- nothing is kept are forgotten. The log begins behind no row that is ahead of the server. It fails
--- where policies may hide the start.
+-- where policies may hide the start, or a partition is detached, whose histories would be forgotten.
 WITH last AS (
     SELECT history, (position::text::bigint + 1)::text::xid8 AS position FROM outbox
     WHERE slot = $1::integer AND outbox.position < '9223372036854775807'
@@ -178,7 +179,8 @@ WITH last AS (
 )
 UPDATE outbox_slot SET number = 0
 WHERE slot = $1::integer
-  AND require_all_rows_1('history_start');
+  AND require_all_rows_1('history_start')
+  AND plan_whole_log_1() AND require_whole_log_1();
 
 -- name: set_slots_back
 -- Correct times that a clock has given that was ahead: partitions are then kept longer. $1 is now.
@@ -188,13 +190,14 @@ WHERE began_at > now + interval '1 minute';
 
 -- name: begin_slot
 -- Write to the next partition once the present one is a seventh of $1 days old, if one is empty and
--- no other sweeper works. $2 is now.
+-- no other sweeper works. $2 is now. It fails where a partition is detached: no event could be written to it.
 UPDATE outbox_slot
 SET number = present.number + 1, began_at = now
 FROM (SELECT number, began_at FROM outbox_slot ORDER BY number DESC LIMIT 1) AS present,
      (SELECT coalesce($2::timestamptz, clock_timestamp()) AS now) AS clock
 WHERE slot = (SELECT slot FROM outbox_slot WHERE number = 0 ORDER BY slot LIMIT 1)
   AND present.began_at < now - make_interval(days => $1) / 7
+  AND require_whole_log_1()
   AND pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0));
 
 -- name: sweepable_rows

@@ -5,7 +5,8 @@ Behind a pooler its role must bring the settings.
 In another encoding the server rejects names that the contract allows. Above READ COMMITTED a
 statement does not see what another transaction committed while it waited: most claims would fail.
 Without a flush, neither an answer nor a position outlives a crash of the server.
-Where a policy hides rows, lists end early, and `stretto check` finds nothing to check.
+Where a policy hides rows, lists end early, and `stretto check` finds nothing to check. Nor does it where
+partitions of the log are detached.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ def flush_violation(row: asyncpg.Record) -> str | None:
 
 
 def require_ping(row: asyncpg.Record) -> None:
-    """Raise `Unreachable` where a session's commits are not flushed, or rows are hidden from it."""
+    """Raise `Unreachable` where commits are not flushed, rows are hidden, or the log lacks some."""
     violation = flush_violation(row)
     if violation is not None:
         raise Unreachable(violation)
     require_all_rows(row)
+    _require_whole_log(row)
 
 
 def require_all_rows(row: asyncpg.Record) -> None:
@@ -104,6 +106,21 @@ def hidden_rows(row: asyncpg.Record) -> str | None:
     )
 
 
+def _require_whole_log(row: asyncpg.Record) -> None:
+    """Raise `Unreachable` where partitions of the log are detached, and what reads it fails."""
+    detached: str | None = row["detached"]
+    if detached is None:
+        return
+    statements = "; ".join(
+        f"ALTER TABLE outbox ATTACH PARTITION {name} FOR VALUES IN ({name.removeprefix('outbox_')})"
+        for name in detached.split(", ")
+    )
+    raise Unreachable(
+        f"detached from outbox: {detached}; their events would look as if they were swept, so nothing"
+        f" is read from the log; run {statements}"
+    )
+
+
 async def require_role_settings(connection: Connection, schema: str, tables: list[str]) -> bool:
     """Raise `Unreachable`, with the statements that help, unless the role brings what we need.
 
@@ -117,6 +134,7 @@ async def require_role_settings(connection: Connection, schema: str, tables: lis
         violation = flush_violation(role)
         if violation is None:
             require_all_rows(role)
+            _require_whole_log(role)
             return bool(role["is_read_only"])
         raise Unreachable(f"{violation}, and then RECONNECT on PgBouncer's console")
     alter = f"  ALTER ROLE {role['role']} IN DATABASE {role['database']} SET "

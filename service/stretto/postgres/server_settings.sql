@@ -14,8 +14,8 @@ SELECT current_setting('server_encoding') AS server_encoding,
 -- Ask behind PgBouncer whether the schema $1 has our tables, and whether the role brings the
 -- settings that a session needs: this schema, READ COMMITTED, a bounded wait for locks, no bound on a
 -- write, and no JIT: the driver looks types up in each new connection, which compiling makes take
--- seconds. Also read whether the server refuses writes, what its commits wait for, and in which of the
--- tables $2 policies may hide rows from the role.
+-- seconds. Also read whether the server refuses writes, what its commits wait for, in which of the
+-- tables $2 policies may hide rows from the role, and which of them are partitions of the log and detached.
 SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrated,
        current_setting('transaction_read_only')::boolean AS is_read_only,
        current_schema() IS NOT DISTINCT FROM $1::text
@@ -27,4 +27,10 @@ SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrat
        current_setting('client_min_messages') AS client_min_messages,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($2::text[]) AS name
         WHERE row_security_active(to_regclass(format('%I.%I', $1, name)))) AS filtered,
+       (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($2::text[]) AS name
+        WHERE name ~ '^outbox_[0-9]+$'
+          AND NOT EXISTS (SELECT FROM pg_inherits
+                          WHERE inhrelid = to_regclass(format('%I.%I', $1, name))
+                            AND inhparent = to_regclass(format('%I.outbox', $1))
+                            AND NOT inhdetachpending)) AS detached,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;

@@ -9,6 +9,7 @@
 INSERT INTO outbox_reader (name, history, seen, target_digest)
 SELECT 'webhook', history, seen, $1 FROM outbox_present
 WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = 'webhook')
+  AND plan_whole_log_1() AND require_whole_log_1()
 ON CONFLICT DO NOTHING;
 
 -- name: lock_target
@@ -109,8 +110,8 @@ WHERE name = 'webhook' AND require_all_rows_1('outbox_reader', 'outbox_history')
 -- ahead of it by as much more: by how far `served_at` lies in the future, which is known to a minute. A
 -- transaction is gone through once, not for each of its events. Owners have 128 characters at most; of a
 -- longer one, written by hand, the indexes could take no row; and a time that none can be is the nearest one that
--- can. It fails where policies may hide events:
--- the place would pass over them.
+-- can. It fails where policies may hide events, or a
+-- partition is detached: the place would pass over them.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($10::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
@@ -124,6 +125,7 @@ WITH clock AS MATERIALIZED (
       AND history = $4::integer AND seen::text = $5::text AND parts = $6::text
       AND EXISTS (SELECT FROM outbox_history WHERE number = $7::integer AND id = $12)
       AND require_all_rows_1('outbox')
+      AND plan_whole_log_1() AND require_whole_log_1()
     -- Beside a sender that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), enrolled AS (
