@@ -195,11 +195,11 @@ async def test_what_is_put_off_after_the_move_is_tried_less_and_less(
     assert 2 == await connection.fetchval("SELECT max(tries) FROM outbox_delivery")
 
 
-@pytest.mark.parametrize("meanwhile", ["it is served", "a third one", "nothing"])
+@pytest.mark.parametrize("meanwhile", ["it is served", "nothing", "a third one", "there and back"])
 async def test_a_lost_move_replaces_the_target_that_was_seen(
     meanwhile: str, world: World, connection: Connection, standby: Standby
 ) -> None:
-    """Not one that came since; that its senders live, and serve it, is no reason to wait."""
+    """Not one that came since, or came back; that its senders live, and serve it, is no reason to wait."""
 
     def store(digest: bytes) -> PostgresWebhookStore:
         return PostgresWebhookStore(world.database, digest, lambda: world.now)
@@ -221,9 +221,11 @@ async def test_a_lost_move_replaces_the_target_that_was_seen(
     if meanwhile == "it is served":
         await other.serve(await seen(other))
         assert before != await seen(ours)
-    elif meanwhile == "a third one":
+    elif meanwhile != "nothing":
         await third.open()
+        if meanwhile == "there and back":
+            await store(OTHERS).open()
     await ours.move_again(move, before)
     after = await seen(ours)
-    assert (meanwhile != "a third one") == after.is_ours
+    assert (meanwhile in ("it is served", "nothing")) == after.is_ours
     assert after.is_ours == (move.at == after.moved_at)

@@ -17,15 +17,14 @@ ON CONFLICT DO NOTHING;
 -- $3, by the move of the time $4, and no sender has said since $2 that it serves it. If $2 is null, whatever
 -- its senders say; if $4 is null, whatever the target is. Returns the time of that move, in microseconds (0
 -- where there was none). All senders wait for who holds it: the server ends one that freezes.
-SELECT CASE WHEN isfinite(target_since)
-            THEN (extract(epoch FROM target_since) * 1000000)::bigint ELSE 0 END AS moved_at
-FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '3s', true)
+SELECT moved_at
+FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '3s', true),
+     LATERAL (SELECT CASE WHEN isfinite(target_since)
+                          THEN (extract(epoch FROM target_since) * 1000000)::bigint
+                          ELSE 0 END AS moved_at) AS move
 WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
   AND ($2::text IS NULL OR extract(epoch FROM served_at)::text = $2)
-  AND ($4::bigint IS NULL
-       OR (target_digest IS NOT DISTINCT FROM $3::bytea
-           AND CASE WHEN isfinite(target_since)
-                    THEN (extract(epoch FROM target_since) * 1000000)::bigint ELSE 0 END = $4))
+  AND ($4::bigint IS NULL OR (target_digest IS NOT DISTINCT FROM $3::bytea AND moved_at = $4))
 -- A sender of the target before may be settling: this waits for it, and a later one for this.
 FOR UPDATE OF outbox_reader;
 
