@@ -19,7 +19,6 @@ from stretto.assembly.host_bus_calls import HostsBusCalls, NoAnswer, reason_of
 from stretto.assembly.host_bus_patience import Patience
 from stretto.assembly.host_bus_trial import Trial
 from stretto.domain import EVENT_TYPE
-from stretto.runtime.cancelling import retrieve
 from stretto.targets.bus import BusUnavailable, DoubtedBus, nothing_behind
 
 if TYPE_CHECKING:
@@ -103,7 +102,6 @@ class HostsBus(DoubtedBus):
         if not left:
             return reasons
         together = asyncio.create_task(self._calls.publish(left), name="stretto publish together")
-        together.add_done_callback(retrieve)
         try:
             await asyncio.wait({together}, timeout=self._patience.seconds)
             if not together.done() or together.exception() is not None:
@@ -111,6 +109,7 @@ class HostsBus(DoubtedBus):
             if together.done() and together.exception() is None:
                 reasons |= together.result()
         finally:
+            # Also if it has ended: asyncio would print an error at which nothing looks any more.
             together.cancel()
         # Documents are read where there is an owner to blame alone. The first recipient of a creation is its owner.
         creations = [

@@ -85,8 +85,24 @@ class Trial:
         """
         self.left[together] = ()
         self._split(owners)
-        began_at = news_at = self._clock_seconds()
         may_go_on = False
+        try:
+            await self._try_all(together, others, unanswered_max)
+            may_go_on = self.is_there and not self.is_together
+        finally:
+            if not may_go_on:
+                # Also those that have ended: asyncio would print their errors, at which nothing looks any more.
+                for task in self.left:
+                    task.cancel()
+
+    async def _try_all(
+        self,
+        together: asyncio.Task[Mapping[UUID, str]],
+        others: AsyncIterator[CommittedEvent],
+        unanswered_max: int,
+    ) -> None:
+        """Have calls begin, and note what comes of them, until it is known; end what is read on for others."""
+        began_at = news_at = self._clock_seconds()
         try:
             while self._clock_seconds() - news_at < self._silent_seconds and not self.is_together:
                 if self._calls.answered_at > began_at:
@@ -99,11 +115,7 @@ class Trial:
                     break
                 if await self._wait(together, unanswered_max):
                     news_at = self._clock_seconds()
-            may_go_on = self.is_there and not self.is_together
         finally:
-            if not may_go_on:
-                for task in self.left:
-                    task.cancel()
             if self._reading is not None:
                 self._reading.cancel()
                 await asyncio.wait({self._reading})
@@ -169,7 +181,6 @@ class Trial:
 
     def _begin(self, owners: Sequence[str], call: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.create_task(call, name="stretto publish of an owner")
-        task.add_done_callback(retrieve)
         self.left[task] = owners
 
     async def _wait(self, together: asyncio.Task[Mapping[UUID, str]], unanswered_max: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,6 +152,17 @@ async def test_each_answer_is_news_that_makes_the_trial_longer() -> None:
     seconds = 2 * bus.seconds + PATIENCE_TIMES * bus.seconds
     assert pytest.approx(seconds) == await trial.run_all()
     assert [1, 2] == trial.went_through
+
+
+@in_virtual_time
+async def test_the_trial_lasts_while_the_bus_goes_on_answering() -> None:
+    """Also for longer than others wait for one answer: by then seven of ten owners were answered."""
+    bus = Takes(PATIENCE_SECONDS - 0.5)
+    trial = Tried(bus, *EVENTS, *OTHERS)
+    # One call, then two, four, and three; the call for all is waited for at the end.
+    seconds = 4 * bus.seconds + PATIENCE_TIMES * bus.seconds
+    assert pytest.approx(seconds) == await trial.run_all()
+    assert [*range(1, 6), *range(11, 16)] == trial.went_through
 
 
 @in_virtual_time
@@ -541,6 +553,37 @@ async def test_a_turn_that_is_cancelled_reads_on_no_more() -> None:
     running.cancel()
     await asyncio.wait({running})
     assert reading.ended.is_set()
+
+
+class EndsLate(Reading):
+    """One whose end takes until the test says so, as that of a statement on a broken network does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def __call__(self) -> AsyncIterator[CommittedEvent]:
+        while not self.may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.may_end.wait()
+        yield ONE
+
+
+@in_virtual_time
+async def test_a_turn_that_is_cancelled_while_its_reading_ends_leaves_no_call_behind() -> None:
+    """The bus is there, and those that hang would have gone on beside the log."""
+    bus, reading = FailsFor(None, TWO, THREE), EndsLate()
+    trial = Tried(bus, ONE, FOUR, TWO, THREE)
+    running = asyncio.create_task(trial.run_after_failure(reading))
+    await asyncio.sleep(PATIENCE_SECONDS + 0.1)
+    assert [1, 4] == trial.went_through
+    assert 2 == bus.under_way
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+    await asyncio.wait(trial.left)
+    assert 0 == bus.under_way
+    reading.may_end.set()
 
 
 def test_events_are_sorted_by_the_owner_of_their_group() -> None:
