@@ -78,6 +78,10 @@ class HostsBus(DoubtedBus):
         """Owners for whom it has hung: their refused events take turns of their own."""
         return self._again.slow_owners
 
+    def slow_turn(self) -> Sequence[str]:
+        """Return those of the slow owners of whom refused events are taken next."""
+        return self._again.slow_turn()
+
     @property
     def busy_owners(self) -> Collection[str]:
         """Owners of whom a refused event is under way."""

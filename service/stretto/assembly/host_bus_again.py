@@ -8,9 +8,10 @@ at once; where it does few things at once, one.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from stretto.assembly.host_bus_blame import OWNERS_MAX, owner_of
+from stretto.assembly.host_bus_blame import owner_of
 from stretto.assembly.host_bus_calls import NoAnswer, reason_of
 from stretto.runtime.backoff import Backoff
 from stretto.targets.delivery import PutOff
@@ -24,13 +25,22 @@ if TYPE_CHECKING:
     from stretto.assembly.host_bus_patience import Patience
     from stretto.targets.delivery import Delivery
 
+Known = TypeVar("Known")
+
 # Calls at once: at first, and where the bus takes others' while such calls hang.
 PLACES: Final = 2
 PLACES_MAX: Final = 64
+# Of slow owners: more of these would wait in the bus, and the log's calls behind them.
+SLOW_PLACES_MAX: Final = 8
 # After an event that has failed slowly, its owner's wait, also new ones: each may keep others out.
 BEHIND_PAUSE: Final = Backoff(4.0, 30.0)
 # A slow one that has kept out others is followed by a rest, so many times as long, before the next one.
 REST_TIMES: Final = 4.0
+# Owners known to be slow, or published by themselves: 7 MB. To pass over so many, a statement takes 0.2 s. Beyond
+# them the first one is forgotten.
+SLOW_OWNERS_MAX: Final = 32_768
+# So many slow ones are looked for at a time: a statement's time grows with their square.
+SLOW_TURN_OWNERS: Final = 128
 
 
 class _Slow(NamedTuple):
@@ -48,8 +58,8 @@ _NOT_SLOW: Final = _Slow(0, float("-inf"))
 class _Places:
     """How many calls may be under way: more where the bus takes others while such calls hang."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, most: int = PLACES_MAX) -> None:
+        self._count, self._most = count, most
         self._taken = 0
         self._freed = asyncio.Event()
 
@@ -65,7 +75,7 @@ class _Places:
 
     def note_hung(self, *, kept_out: bool) -> None:
         """Note that a call has hung, and whether it has kept out others meanwhile."""
-        self._count = 1 if kept_out else min(self._count * 2, PLACES_MAX)
+        self._count = 1 if kept_out else min(self._count * 2, self._most)
         self._freed.set()
 
 
@@ -87,19 +97,30 @@ class RefusedAgain:
         self._patience = patience
         self._clock_seconds = clock_seconds
         self._good_places = _Places(PLACES_MAX)
-        self._places, self._slow_places = _Places(PLACES), _Places(PLACES)
+        self._places, self._slow_places = _Places(PLACES), _Places(PLACES, SLOW_PLACES_MAX)
         self._under_way: set[str] = set()
         """Owners of whom a call is under way."""
-        self._apart: set[str] = set()
+        self._apart: dict[str, None] = {}
         """Owners whose events are published by themselves: together with others they have failed."""
         self._slow: dict[str, _Slow] = {}
+        """The next turn is that of the first ones."""
         self._rests_until = float("-inf")
         """Till when no events of slow owners are tried: the last has kept out others."""
 
     @property
     def slow_owners(self) -> Collection[str]:
-        """Owners whose events fail slowly, those first for whom that has happened least."""
-        return sorted(self._slow, key=lambda owner: self._slow[owner].times)
+        """Owners whose events fail slowly."""
+        return self._slow.keys()
+
+    def slow_turn(self) -> Sequence[str]:
+        """Return slow owners that wait no more, in turn, those first for whom it has failed least."""
+        if (now := self._clock_seconds()) < self._rests_until:
+            return ()
+        free = (owner for owner, slow in self._slow.items() if slow.until <= now)
+        turn = [*islice((each for each in free if each not in self._under_way), SLOW_TURN_OWNERS)]
+        for owner in turn:
+            _know(self._slow, owner, self._slow[owner])
+        return sorted(turn, key=lambda owner: self._slow[owner].times)
 
     @property
     def busy_owners(self) -> Collection[str]:
@@ -137,9 +158,6 @@ class RefusedAgain:
 
         Of an owner whose event fails slowly, the others are put off untried.
         """
-        if max(len(self._slow), len(self._apart)) > OWNERS_MAX:
-            self._slow.clear()
-            self._apart.clear()
         put_offs: list[PutOff] = []
         waiting = _by_owner(deliveries)
         for owner in [*waiting]:
@@ -202,7 +220,7 @@ class RefusedAgain:
         reasons = await self._calls.publish([each.event for each in deliveries])
         put_offs = []
         for delivery in deliveries:
-            self._apart.discard(owner_of(delivery.event))
+            self._apart.pop(owner_of(delivery.event), None)
             if (reason := reasons.get(delivery.event.event_id)) is not None:
                 put_offs.append(put_off(delivery, reason))
             else:
@@ -233,7 +251,8 @@ class RefusedAgain:
         if isinstance(error, NoAnswer):
             for places in (self._places, self._slow_places):
                 places.note_hung(kept_out=error.kept_out)
-        self._apart.update(owners)
+        for owner in owners:
+            _know(self._apart, owner, None)
         if len(owners) == 1 and (not isinstance(error, NoAnswer) or error.is_own):
             for owner in owners:
                 self._good.pop(owner, None)
@@ -244,7 +263,7 @@ class RefusedAgain:
             return PAUSE.seconds(0)
         times = self._slow.get(owner, _NOT_SLOW).times
         seconds = BEHIND_PAUSE.seconds(times)
-        self._slow[owner] = _Slow(times + 1, self._clock_seconds() + seconds)
+        _know(self._slow, owner, _Slow(times + 1, self._clock_seconds() + seconds))
         return seconds
 
     def _rest_after(self, error: BaseException, began_at: float, newest: int) -> None:
@@ -259,6 +278,14 @@ class RefusedAgain:
         """Return how long an owner's events are not tried."""
         slow = self._slow.get(owner)
         return 0.0 if slow is None else max(slow.until, self._rests_until) - self._clock_seconds()
+
+
+def _know(owners: dict[str, Known], owner: str, known: Known) -> None:
+    """Note what is known of an owner, as the last one; beyond `SLOW_OWNERS_MAX` forget the first."""
+    owners.pop(owner, None)
+    owners[owner] = known
+    if len(owners) > SLOW_OWNERS_MAX:
+        del owners[next(iter(owners))]
 
 
 def _untried(parts: Iterable[Sequence[Delivery]], seconds: float) -> list[PutOff]:

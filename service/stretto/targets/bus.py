@@ -67,6 +67,9 @@ class DoubtedBus(EventBus, Protocol):
     def slow_owners(self) -> Collection[str]:
         """Owners whose refused events take long: they take turns of their own."""
 
+    def slow_turn(self) -> Sequence[str]:
+        """Return those of the slow owners of whom refused events are taken next, the first ones first."""
+
     @property
     def busy_owners(self) -> Collection[str]:
         """Owners of whom a refused event is under way: the next ones wait."""

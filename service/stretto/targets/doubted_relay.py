@@ -138,10 +138,11 @@ class DoubtedRelay(OutboxRelay):
         async with self._taking:
             if self._place is None:
                 return ()
-            slow, busy = self._doubted.slow_owners, {*self._doubted.busy_owners}
-            only = [owner for owner in slow if owner not in busy] if is_slow else None
-            without = () if is_slow else [*busy.union(slow)]
-            return await self._store.take(AGAIN_MAX, seconds, None, only, without)
+            if is_slow:
+                only = self._doubted.slow_turn()
+                return await self._store.take(AGAIN_MAX, seconds, None, only) if only else ()
+            without = {*self._doubted.slow_owners, *self._doubted.busy_owners}
+            return await self._store.take(AGAIN_MAX, seconds, None, None, [*without])
 
     def _end_again(self, task: asyncio.Task[None]) -> None:
         del self._again_tasks[task]

@@ -13,6 +13,7 @@ from stretto.assembly.host_bus_again import (
     PLACES,
     PLACES_MAX,
     REST_TIMES,
+    SLOW_PLACES_MAX,
     RefusedAgain,
 )
 from stretto.assembly.host_bus_blame import BlamedOwners, owner_of
@@ -429,6 +430,7 @@ async def test_what_has_kept_out_others_is_followed_by_a_rest(places: int) -> No
     took_seconds = now() - began_at
     assert ["bob"] == [*world.again.slow_owners]
     await asyncio.sleep(BEHIND_PAUSE.seconds_first)
+    assert ([] if places == 1 else ["bob"]) == [*world.again.slow_turn()]
     world.bus.calls.clear()
     put_offs = await world.beside(world.publish(BOB))
     if places == 1:
@@ -519,6 +521,22 @@ async def test_slow_owners_take_no_place_from_others() -> None:
 
 
 @in_virtual_time
+async def test_few_calls_of_slow_owners_are_under_way_at_once() -> None:
+    """Also where the bus takes others' calls: it may do few things at once, and the log's would wait."""
+    world = World()
+    slow = hanging(world, PLACES_MAX)
+    world.make_slow(slow)
+    tasks, most = publish_all(world, slow), 0
+    for _ in range(8):
+        await asyncio.sleep(0.1)
+        most = max(most, world.bus.under_way)
+        await world.answer()
+        await asyncio.sleep(world.patience.seconds + 2 * world.patience.look_seconds)
+    assert SLOW_PLACES_MAX == most
+    await end(*tasks)
+
+
+@in_virtual_time
 async def test_a_slow_owner_that_waited_for_a_place_rests_once_it_has_it() -> None:
     """The one before it has kept out others meanwhile."""
     world = World(places=1)
@@ -533,19 +551,53 @@ async def test_a_slow_owner_that_waited_for_a_place_rests_once_it_has_it() -> No
 
 
 @in_virtual_time
-async def test_what_is_known_of_so_many_owners_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are tried anew."""
-    monkeypatch.setattr(host_bus_again, "OWNERS_MAX", 2)
+async def test_of_too_many_owners_the_first_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried anew, and the others are not."""
+    monkeypatch.setattr(host_bus_again, "SLOW_OWNERS_MAX", 2)
     world = World()
     names = [f"owner {n}" for n in range(3)]
-    world.bus.raises = dict.fromkeys(names, ValueError())
-    for n, name in enumerate(names):
-        await world.publish(event_of(name, n + 10))
-    assert {*names} == world.again._apart
-    assert {} == await world.publish(BOB)
-    assert set() == world.again._apart
+    world.bus.raises = dict.fromkeys(names, TimeoutError())
+    world.bus.raises_after_seconds = world.patience.quick_seconds
+    for n in (0, 1, 0, 2):
+        await world.publish(event_of(names[n], n + 10))
+        await asyncio.sleep(BEHIND_PAUSE.seconds_max)
+    assert ["owner 0", "owner 2"] == [*world.again.slow_owners]
+    assert ["owner 0", "owner 2"] == [*world.again._apart]
+
+
+@in_virtual_time
+async def test_of_many_slow_owners_a_few_have_a_turn_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them in the end, and again."""
+    monkeypatch.setattr(host_bus_again, "SLOW_TURN_OWNERS", 2)
+    world = World()
+    world.make_slow(SIX[:5])
+    turns = [world.again.slow_turn() for _ in range(3)]
+    assert [["owner 0", "owner 1"], ["owner 2", "owner 3"], ["owner 4", "owner 0"]] == turns
+
+
+@in_virtual_time
+async def test_in_a_turn_those_come_first_for_whom_it_has_failed_least() -> None:
+    """A new one may be there again by now."""
+    world = World()
+    world.make_slow([ALICE, BOB])
+    world.again._slow["alice"] = host_bus_again._Slow(2, now())
+    assert ["bob", "alice"] == world.again.slow_turn()
+
+
+@in_virtual_time
+async def test_slow_owners_that_wait_or_of_whom_one_is_under_way_have_no_turn() -> None:
+    """What is taken of them would be put off at once: a row is written for nothing."""
+    world = World()
+    world.bus.hangs = {"alice", "bob"}
+    world.make_slow([BOB, CAROL])
+    await world.beside(world.publish(ALICE))
+    publishing = asyncio.create_task(world.publish(BOB))
+    await asyncio.sleep(0.1)
+    assert {"alice", "bob", "carol"} == {*world.again.slow_owners}
+    assert ["carol"] == world.again.slow_turn()
+    await end(publishing)
 
 
 @in_virtual_time

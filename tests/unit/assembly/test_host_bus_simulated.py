@@ -186,7 +186,7 @@ SCENARIOS = [
     one("a page of one that raises", 0.1, Kind(raises), stream(30) + PAGE),
     one("and in the only place", 7.5, Kind(hangs, 1, own_seconds=2.0), stream(30) + PAGE),
     one("a new one each second", 6.0, Kind(hangs), stream(90) + NEW),
-    one("a new one each second, places=10", 19.0, Kind(hangs, 10), stream(90) + NEW),
+    one("a new one each second, places=10", 7.5, Kind(hangs, 10), stream(90) + NEW),
     one("slow for 10 s, places=1", 8.0, Kind(takes=slow, places=1), stream(60)),
     one("slow for 10 s, places=4", 5.5, Kind(takes=slow, places=4), stream(60)),
     one("slow for 10 s, places=1000", 5.5, Kind(takes=slow), stream(60)),

@@ -55,6 +55,7 @@ class Bus:
     def __init__(self) -> None:
         self.was_slow = self.has_blamed = False
         self.slow_owners: set[str] = set()
+        self.turn: list[str] = []
         self.busy_owners: set[str] = set()
         self.goes_on, self.again_goes_on = asyncio.Event(), asyncio.Event()
         self.goes_on.set()
@@ -67,6 +68,9 @@ class Bus:
         self.again: list[list[int]] = []
         self.ended = 0
         self.is_closed = False
+
+    def slow_turn(self) -> Sequence[str]:
+        return self.turn
 
     async def publish(
         self, events: Sequence[CommittedEvent], behind: Behind = nothing_behind
@@ -283,6 +287,7 @@ async def test_slow_owners_take_turns_of_their_own() -> None:
     """They hold up no others; and of those for whom a call is under way nothing is taken."""
     world = World()
     world.bus.slow_owners, world.bus.busy_owners = {"slow", "both"}, {"busy", "both"}
+    world.bus.turn = ["slow"]
     owners = ("alice", "slow", "both", "busy")
     world.store.due = [due(n, owner) for n, owner in enumerate(owners, 1)]
     await world.turn()
@@ -302,7 +307,7 @@ async def test_so_many_groups_of_slow_owners_are_under_way_at_once() -> None:
     """And as many of others as ever, beside them."""
     world = World()
     world.bus.again_goes_on.clear()
-    world.bus.slow_owners = {"slow"}
+    world.bus.slow_owners, world.bus.turn = {"slow"}, ["slow"]
     slow = [due(n, "slow") for n in range(AGAIN_MAX * (SLOW_TASKS_MAX + 2))]
     world.store.due = [*slow, *(due(1000 + n) for n in range(AGAIN_MAX * AGAIN_TASKS_MAX))]
     await world.turn()
@@ -323,6 +328,19 @@ async def test_without_slow_owners_there_is_no_turn_for_them() -> None:
     await world.turn()
     await until(lambda: world.bus.again)
     assert 1 == len(world.store.taken)
+    await world.relay.close()
+
+
+@in_virtual_time
+async def test_slow_owners_of_whom_none_has_a_turn_need_no_statement() -> None:
+    """All may wait, as after one that has kept out others."""
+    world = World()
+    world.bus.slow_owners = {"slow"}
+    world.store.due = [due(1, "slow"), due(2)]
+    world.bus.again_goes_on.clear()
+    await world.turn()
+    await until(lambda: world.bus.again)
+    assert [frozenset({"slow"})] == [frozenset(without) for *_, without in world.store.taken]
     await world.relay.close()
 
 
