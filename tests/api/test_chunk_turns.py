@@ -137,19 +137,46 @@ async def test_they_are_answered_however_they_are_cut(
 async def test_a_client_that_waits_for_its_turn_is_not_timed(
     raw: RawClients, turns: Turns, counted: Counted
 ) -> None:
-    """It waits for us: it is neither cut off nor idle. From its turn on it is timed again."""
+    """It waits for us: it is neither cut off nor idle. From its turn on, what was left of its time goes on."""
+    loop = asyncio.get_running_loop()
     client = await raw.connect(POST)
     await until(lambda: bool(counted.clients) and counted.clients[0]._read_timer is not None)
+    (ours,) = counted.clients
+    assert ours._read_timer is not None
+    # As if most of it was over.
+    ours._read_timer.cancel()
+    ours._read_timer = loop.call_later(READ_SECONDS / 4, ours._cut_off, "too_slow")
     turns.spend()
     client.send(CHUNKS[:-1])
     await turns.until_waits()
-    (ours,) = counted.clients
     assert ours._read_timer is None
     assert not ours.is_idle
-    assert ours.waiting_since is None
+    # It makes room where there are too many, by what it has taken itself.
+    assert ours.waiting_since is not None
+    assert READ_SECONDS / 2 < loop.time() - ours.waiting_since < READ_SECONDS
     turns.begin()
     assert ours._read_timer is not None
+    assert ours._read_timer.when() - loop.time() < READ_SECONDS / 2
     assert 408 == (await client.answer())[0]
+
+
+async def test_the_next_request_has_its_whole_time(
+    raw: RawClients, turns: Turns, counted: Counted
+) -> None:
+    """However little was left to the one before."""
+    client = await raw.connect(POST)
+    await until(lambda: bool(counted.clients) and counted.clients[0]._read_timer is not None)
+    (ours,) = counted.clients
+    turns.spend()
+    client.send(CHUNKS)
+    await turns.until_waits()
+    ours._read_left_seconds = 0.0
+    turns.begin()
+    assert 201 == (await client.answer())[0]
+    client.send(PING[:9])
+    await until(lambda: ours._read_timer is not None)
+    client.send(PING[9:])
+    assert 200 == (await client.answer())[0]
 
 
 async def test_the_end_of_an_earlier_answer_begins_no_timer_for_what_waits(
@@ -232,6 +259,22 @@ async def test_what_waits_is_counted_and_refused_where_it_is_too_much(
     ours.refuse_arrived()
     assert 503 == (await client.answer())[0]
     turns.begin()
+    assert b"" == await client.closed()
+
+
+async def test_a_head_that_came_in_pieces_is_complete_while_its_chunks_wait(
+    raw: RawClients, turns: Turns, counted: Counted
+) -> None:
+    """Where it is too much, the request gets one answer, not another one for its head."""
+    client = await raw.connect(POST[:9])
+    await until(lambda: bool(counted.clients) and counted.clients[0].is_in_head)
+    (ours,) = counted.clients
+    turns.spend()
+    client.send(POST[9:] + CHUNKS)
+    await turns.until_waits()
+    assert not ours.is_in_head
+    ours.refuse_arrived()
+    assert 503 == (await client.answer())[0]
     assert b"" == await client.closed()
 
 

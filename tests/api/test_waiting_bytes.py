@@ -25,6 +25,8 @@ DEADLINE_SECONDS = 30
 # Of 8 KiB each, before something waits; an unread body has eight.
 PARTS_MAX = 20
 COPIES_MAX = 8
+# As bytes arrive, and as a request is taken from the queue.
+LOOKS_MAX = 8
 TOKEN = token_of("alice")
 # Waits for an attempt that is never settled, until its row is gone.
 LOOKUP = (
@@ -129,6 +131,26 @@ async def test_bytes_behind_what_waits_are_copied_a_few_times(
     parts.clear()
     assert few_copies(made[0], first + LINES)
     assert len(parts) <= PARTS_MAX
+
+
+async def test_what_waits_behind_chunks_is_not_looked_at_for_each_that_is_read(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their handler reads one after the other."""
+    looks = 0
+    data_received = ClientConnection.data_received
+
+    def look(client: ClientConnection, data: bytes) -> None:
+        nonlocal looks
+        looks += 1
+        data_received(client, data)
+
+    monkeypatch.setattr(ClientConnection, "data_received", look)
+    body = b'{"name": "Team"}'.ljust(200)
+    data = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    client = await raw.connect(CHUNKED + data + PING)
+    assert [201, 200] == [(await client.answer())[0] for _ in range(2)]
+    assert looks < LOOKS_MAX
 
 
 async def test_bytes_behind_a_creation_in_flight_are_copied_a_few_times(

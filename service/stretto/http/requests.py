@@ -28,7 +28,6 @@ from stretto.errors import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from aiohttp import StreamReader
     from multidict import CIMultiDictProxy
 
 BODY_UNREADABLE: Final = "cannot be decompressed, is cut off or comes in too many chunks"
@@ -125,7 +124,7 @@ async def read_body(
             # It came with the headers, as most do: nothing to wait for.
             body = content.read_nowait()
         else:
-            body = await _read_arriving(content)
+            body = await _read_arriving(request)
             await turn(1)
     except web.RequestPayloadError as error:
         raise RequestInvalid([FieldError("", BODY_UNREADABLE)]) from error
@@ -169,13 +168,19 @@ def _decompressed(body: bytes, encoding: str) -> bytes:
     return bytes(content)
 
 
-async def _read_arriving(content: StreamReader) -> bytes:
+async def _read_arriving(request: web.Request) -> bytes:
     """Return a body as it arrives, up to one chunk beyond the maximum."""
-    body = bytearray()
-    async for chunk in content.iter_any():
-        body += chunk
-        if len(body) > BODY_BYTES_MAX:
-            break
+    content, body = request.content, bytearray()
+    try:
+        async for chunk in content.iter_any():
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                break
+    except RuntimeError:
+        if request.transport is not None:
+            raise
+        # aiohttp's, of a connection that was closed here before: as if its client had closed it.
+        raise ConnectionResetError from None
     # A body that fails with the end of a chunk has woken its reader before, and looks complete.
     if (error := content.exception()) is not None:
         raise error

@@ -194,6 +194,24 @@ async def test_the_oldest_connections_of_strangers_make_room() -> None:
         assert [strangers[-1]] == [client for client in clients.made if client.transport is None]
 
 
+async def test_where_all_have_requests_under_way_the_user_who_has_most_makes_room() -> None:
+    """The oldest of that user's. With as few as others, no user does."""
+    async with crowd() as clients:
+        for user in "bacaabaada":
+            clients.connect(READ).user = UserId(user)
+        newcomer = clients.connect()
+        assert newcomer.transport is not None
+        assert [clients.made[1]] == [each for each in clients.made if each.transport is None]
+        newcomer.user = UserId("e")
+        newcomer.data_received(READ)
+        for number, client in enumerate(clients.made):
+            client.user = UserId(f"user {number}")
+        assert clients.connect().transport is None
+        assert [clients.made[1], clients.made[-1]] == [
+            each for each in clients.made if each.transport is None
+        ]
+
+
 @pytest.mark.parametrize("why", ["it arrives", "it waits unparsed", "it is idle"])
 async def test_a_connection_is_not_idle_while_its_request_arrives_or_waits(
     why: str, monkeypatch: pytest.MonkeyPatch

@@ -7,11 +7,12 @@ import gzip
 import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import StreamReader, web
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from multidict import CIMultiDict
 
 from stretto.codec import BODIES_PER_TURN, BODY_BYTES_MAX, parse_json
@@ -25,6 +26,20 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 ANSWER_SECONDS = 30
+
+
+@pytest.mark.parametrize(
+    ("transport", "error"), [(None, ConnectionError), (Mock(), RuntimeError)], ids=["ours", "bug"]
+)
+async def test_a_connection_that_was_closed_here_is_as_one_whose_client_has_left(
+    transport: Mock | None, error: type[Exception]
+) -> None:
+    """Its handler comes to read in the same turn of the loop: what aiohttp raises then is no bug."""
+    body = StreamReader(Mock(connected=False), 1, loop=asyncio.get_running_loop())
+    request = make_mocked_request("POST", "/", {"Content-Type": JSON}, payload=body)
+    request.protocol.transport = transport
+    with pytest.raises(error):
+        await read_body(request)
 
 
 @asynccontextmanager

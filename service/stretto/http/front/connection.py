@@ -41,7 +41,7 @@ UNREADABLE: Final = "This is not a request that can be read."
 class ClientConnection(CountedArrival):
     """aiohttp's side of a connection, with bounds."""
 
-    __slots__ = ("_head_bytes", "_plain_requests", "_read_seconds")
+    __slots__ = ("_head_bytes", "_plain_requests")
 
     def __init__(self, manager: LimitedServer, **options: Any) -> None:
         # The rest of a request that was answered early has the same time as any request.
@@ -50,7 +50,6 @@ class ClientConnection(CountedArrival):
             manager, limits.write_seconds, lingering_time=limits.read_timeout_seconds, **options
         )
         self._plain_requests = PlainRequests()
-        self._read_seconds = limits.read_timeout_seconds
         self._head_bytes = 0
         """Of the newest request, with what arrived together with it."""
 
@@ -78,15 +77,15 @@ class ClientConnection(CountedArrival):
             return since
         if self._owes_answers:
             return None
-        if self._read_timer is not None:
-            return self._read_timer.when() - self._read_seconds
+        if (since := self.arriving_since) is not None:
+            return since
         return self._next_keepalive_close_time - self._keepalive_timeout
 
     @property
     def is_idle(self) -> bool:
         """Whether every byte that has arrived belongs to an answered request, not the last one."""
         return (
-            self._read_timer is None
+            self.arriving_since is None
             and not self._owes_unparsed
             and not self.is_ending
             and self._waiter is not None
@@ -142,8 +141,7 @@ class ClientConnection(CountedArrival):
         if self._is_in_body:
             self._head_bytes = 0
             if self._waits_for_chunks:
-                # It waits for us.
-                self._stop_read_timer()
+                self._pause_read_timer()
             elif not self._owes_answers:
                 self._start_read_timer()
             return
@@ -168,7 +166,7 @@ class ClientConnection(CountedArrival):
 
     def eof_received(self) -> Any:
         """Answer what was asked before the client closed its half; then close."""
-        if self._owes_unparsed and not self._waits_for_chunks:
+        if self._owes_unparsed:
             self._has_all = self._is_at_end = True
             return True
         self._stop_read_timer()
@@ -184,7 +182,7 @@ class ClientConnection(CountedArrival):
 
     def _process_keepalive(self) -> None:
         """Close an idle connection; aiohttp takes one for idle whose request is still arriving, too."""
-        if self._read_timer is None and not self._owes_unparsed:
+        if self.arriving_since is None and not self._owes_unparsed:
             super()._process_keepalive()
         else:
             self._keepalive_handle = self._loop.call_later(
@@ -242,10 +240,6 @@ class ClientConnection(CountedArrival):
             self._message_tail = b""
             self._has_all = True
             response.force_close()
-
-    def _start_read_timer(self) -> None:
-        if self._read_timer is None and not self._waits_for_chunks:
-            self._read_timer = self._loop.call_later(self._read_seconds, self._cut_off, "too_slow")
 
     def _cut_off(self, reason: str) -> None:
         logger.info("request.cut_off", reason=reason)

@@ -29,13 +29,18 @@ if TYPE_CHECKING:
 class CountedArrival(CountedHeads, BodyClient):
     """aiohttp's side of a connection of which all that arrives is counted."""
 
-    __slots__ = ("_arrived", "_begun", "_body_bytes", "_is_refused", "_read_timer", "_refusal")
+    __slots__ = (
+        *("_arrived", "_begun", "_body_bytes", "_is_refused", "_refusal"),
+        *("_read_left_seconds", "_read_seconds", "_read_timer"),
+    )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, **options)
         self._arrived = manager.arrived
         self._read_timer: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
+        self._read_seconds = self._read_left_seconds = manager.limits.read_timeout_seconds
+        """How long a request may take to arrive; what was left of it when its chunks began to wait for us."""
         self._begun: StreamReader | None = None
         """The body of the request whose handler has begun, until its work has taken the body over."""
         self._body_bytes = 0
@@ -172,7 +177,34 @@ class CountedArrival(CountedHeads, BodyClient):
         if body.exception() is None:
             body.read_nowait()
 
+    @property
+    def arriving_since(self) -> float | None:
+        """Since when a request arrives, less the time in which its chunks waited for us; None if none does."""
+        if self._read_timer is not None:
+            return self._read_timer.when() - self._read_seconds
+        if self._waits_for_chunks:
+            return self._loop.time() + self._read_left_seconds - self._read_seconds
+        return None
+
+    def _start_read_timer(self) -> None:
+        if self._read_timer is None and not self._waits_for_chunks:
+            self._read_timer = self._loop.call_later(
+                self._read_left_seconds, self._cut_off, "too_slow"
+            )
+
+    def _pause_read_timer(self) -> None:
+        """Have what is left of the time go on at the next start: meanwhile the client waits for us."""
+        if self._read_timer is not None:
+            left = self._read_timer.when() - self._loop.time()
+            self._stop_read_timer()
+            self._read_left_seconds = left
+
     def _stop_read_timer(self) -> None:
+        self._read_left_seconds = self._read_seconds
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
+
+    def _cut_off(self, reason: str) -> None:
+        """End a request that does not arrive in time."""
+        raise NotImplementedError

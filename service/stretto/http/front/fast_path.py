@@ -124,8 +124,8 @@ class FastPathConnection(BoundedQueue):
 
     @property
     def _owes_unparsed(self) -> bool:
-        """Whether a creation that was not parsed has no answer yet, or chunks wait to be parsed."""
-        return self._is_rejected or self._in_flight is not None or self._waits_for_chunks
+        """Whether a creation that was not parsed has no answer yet."""
+        return self._is_rejected or self._in_flight is not None
 
     def _must_wait(self, data: bytes) -> bool:
         """Keep the order of answers: return whether data is held until a creation is answered."""

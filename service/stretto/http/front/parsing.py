@@ -100,6 +100,11 @@ class PartedParsing(BoundedWriting):
                 self._pause_transport_reading()
         return self._waits_for_chunks
 
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002 aiohttp's
+        """Read on where flow control has paused that: aiohttp calls this for each chunk that is read."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def _resume_transport_reading(self) -> None:
         """Read on, unless chunks wait: whatever has paused it before, and needs that no more."""
         if not self._waits_for_chunks:

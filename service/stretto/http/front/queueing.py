@@ -140,7 +140,6 @@ class BoundedQueue(PartedParsing):
     def _parse(self, data: bytes) -> None:
         """Parse what the parser holds, and these bytes, until they end or something is held up."""
         while not self._is_held_up and self._read_request(data):
-            self._ends_in_head = False
             # `_rest` holds what is left.
             data = b""
 
@@ -172,6 +171,7 @@ class BoundedQueue(PartedParsing):
         super().data_received(data)
         is_new = self._request_count > count
         if is_new:
+            self._ends_in_head = False
             message, body = self._messages[-1]
             self._newest_head_bytes = 0 if isinstance(message, _ErrInfo) else head_bytes(message)
             if self._newest_head_bytes > HEAD_BYTES_MAX:

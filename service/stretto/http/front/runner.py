@@ -204,7 +204,8 @@ class ContractServer(LimitedServer):
 
         By that alone, those of users would go first: who asks again and again, or has always one more
         request behind the last, is never idle for long. A stranger's goes also while its request waits
-        for a turn. If there is none to close, the new one is closed.
+        for a turn. If there is none of these, connections of the user are closed who has most, of many;
+        else the new one.
         """
         if self._loop.time() < self._search_at:
             # The last search has found none, and logged that.
@@ -221,10 +222,22 @@ class ContractServer(LimitedServer):
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
         closing = [handler for *_, handler in heapq.nsmallest(count, waiting)]
         if not closing:
+            closing = self._of_one_user(count)
+        if not closing:
             closing = [newcomer]
             self._search_at = self._loop.time() + SEARCH_AGAIN_SECONDS
         self._close(closing)
         logger.warning("server.crowded", connections=len(self._connections), closed=len(closing))
+
+    def _of_one_user(self, count: int) -> list[ClientConnection]:
+        """Return so many connections of the user who has most, the oldest first; one with as few keeps them."""
+        clients = cast("Iterable[ClientConnection]", self._connections)
+        held: dict[UserId, list[ClientConnection]] = {}
+        for client in clients:
+            if client.user is not None:
+                held.setdefault(client.user, []).append(client)
+        most = max(held.values(), key=len, default=[])
+        return most[: max(min(count, len(most) - count), 0)]
 
     def _close(self, closing: Sequence[ClientConnection]) -> None:
         if self.service is not None:
