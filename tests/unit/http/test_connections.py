@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from stretto.domain import UserId
+from stretto.http.front import runner
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.runner import SEARCH_AGAIN_SECONDS, ContractRunner, ContractServer
 from stretto.http.front.writing import STRANGER_SECONDS
@@ -210,6 +211,29 @@ async def test_where_all_have_requests_under_way_the_user_who_has_most_makes_roo
         assert [clients.made[1], clients.made[-1]] == [
             each for each in clients.made if each.transport is None
         ]
+
+
+async def test_one_users_connections_make_room_before_the_last_few_that_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Newcomers whose requests have not come yet would close each other. With as few as are closed at once, no user does."""
+    monkeypatch.setattr(runner, "CLOSED_AT_ONCE_SHARE", 5)
+    async with crowd() as clients:
+        strangers = [clients.connect() for _ in range(2)]
+        await until(lambda: all(stranger.is_idle for stranger in strangers))
+        for stranger in strangers:
+            stranger.connected_at -= STRANGER_SECONDS
+        for _ in range(CONNECTIONS_MAX - 2):
+            clients.connect(READ).user = UserId("alice")
+        make_new(clients.made[2:])
+        clients.connect(READ).user = UserId("bob")
+        assert clients.made[2:5] == [each for each in clients.made if each.transport is None]
+        for number, client in enumerate(clients.made[8:10]):
+            client.user = UserId(f"user {number}")
+        for number in range(3):
+            clients.connect(READ).user = UserId(f"new {number}")
+        assert strangers == [each for each in clients.made[:2] if each.transport is None]
+        assert 3 == len([each for each in clients.made[2:] if each.transport is None])
 
 
 @pytest.mark.parametrize("why", ["it arrives", "it waits unparsed", "it is idle"])

@@ -204,8 +204,8 @@ class ContractServer(LimitedServer):
 
         By that alone, those of users would go first: who asks again and again, or has always one more
         request behind the last, is never idle for long. A stranger's goes also while its request waits
-        for a turn. If there is none of these, connections of the user are closed who has most, of many;
-        else the new one.
+        for a turn. If few of these are left, which may be as new as this one, connections of the user are closed
+        who has most, of many. If there is none, the new one is.
         """
         if self._loop.time() < self._search_at:
             # The last search has found none, and logged that.
@@ -221,8 +221,8 @@ class ContractServer(LimitedServer):
                 waiting.append((True, since, number, handler))
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
         closing = [handler for *_, handler in heapq.nsmallest(count, waiting)]
-        if not closing:
-            closing = self._of_one_user(count)
+        if len(closing) < count:
+            closing = self._of_one_user(count) or closing
         if not closing:
             closing = [newcomer]
             self._search_at = self._loop.time() + SEARCH_AGAIN_SECONDS
