@@ -597,7 +597,7 @@ BEGIN
     IF detached IS NULL THEN
         RETURN true;
     END IF;
-    RAISE EXCEPTION 'detached from outbox: %; run ALTER TABLE outbox ATTACH PARTITION for each', detached
+    RAISE EXCEPTION 'detached from outbox: %; "stretto check" says what to run', detached
         USING ERRCODE = 'object_not_in_prerequisite_state';
 END
 $$;

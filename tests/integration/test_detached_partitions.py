@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 SETTINGS: Final = ComponentSettings(writers=1)
-FAILS: Final = "detached from outbox: outbox_{}; run"
+FAILS: Final = "detached from outbox: outbox_{}; "
 ATTACH: Final = "ALTER TABLE outbox ATTACH PARTITION outbox_{0} FOR VALUES IN ({0})"
 # Of each statement that reads the log, or moves a place over it, some parameters.
 READS: Final[dict[str, tuple[object, ...]]] = {
@@ -52,7 +53,25 @@ READS: Final[dict[str, tuple[object, ...]]] = {
     "refuse_events": ([1], ["1"], [uuid4()], 1.0, None),
     "sweepable_slots": (7, None, 1.0),
     "empty_slot": (3, "1:1:"),
+    "check_counts": (),
 }
+UNGUARDED: Final = {
+    # Behind `check_counts`, in its snapshot.
+    *("check_groups", "check_events", "check_changes"),
+    # A gauge: it is less while the service is unready.
+    "oldest_owed",
+}
+DETACHMENTS: Final = {
+    "detached": "ALTER TABLE outbox DETACH PARTITION outbox_5",
+    "dropped": "DROP TABLE outbox_5",
+}
+
+
+def test_all_that_reads_the_log_asks_whether_it_is_whole() -> None:
+    """But for what is named, with its reason."""
+    reads = {name for name, text in QUERIES.items() if re.search(r"(?:FROM|JOIN) outbox\b", text)}
+    asks = {name for name, text in QUERIES.items() if "require_whole_log_1()" in text}
+    assert UNGUARDED == reads - asks
 
 
 @asynccontextmanager
@@ -130,7 +149,7 @@ async def test_one_that_is_being_detached_concurrently_counts_as_detached(
         with pytest.raises(asyncpg.PostgresError, match=FAILS.format(5)):
             await connection.fetch(QUERIES["log_page"], *READS["log_page"])
         async with Database(database_url) as database:
-            with pytest.raises(Unreachable, match="detached from outbox: outbox_5;"):
+            with pytest.raises(Unreachable, match=FAILS.format(5)):
                 await database.ping()
     await detaching
     await connection.execute(ATTACH.format(5))
@@ -150,7 +169,7 @@ async def test_a_partition_of_another_table_is_none_of_the_log(
     )
     with pytest.raises(asyncpg.PostgresError, match=FAILS.format(5)):
         await connection.fetch(QUERIES["log_present"])
-    with pytest.raises(Unreachable, match="detached from outbox: outbox_5;"):
+    with pytest.raises(Unreachable, match=FAILS.format(5)):
         await database.ping()
 
 
@@ -243,22 +262,63 @@ async def test_a_running_component_goes_on_by_itself_once_it_is_attached(
         assert [] == lost
 
 
+async def leave_pending(connection: Connection, database_url: str) -> None:
+    """Break off a concurrent detachment, which waits for an older transaction."""
+    old, operator = await connect(database_url), await connect(database_url)
+    async with old.transaction():
+        await old.fetch("SELECT FROM outbox")
+        detaching = asyncio.create_task(
+            operator.execute("ALTER TABLE outbox DETACH PARTITION outbox_5 CONCURRENTLY")
+        )
+        await until(
+            lambda: connection.fetchval("SELECT bool_or(inhdetachpending) FROM pg_inherits")
+        )
+        detaching.cancel()
+        await asyncio.wait({detaching})
+        # The server ends it a little later.
+        await operator.execute("SELECT")
+    await old.close()
+    await operator.close()
+
+
+@pytest.mark.parametrize("how", [*DETACHMENTS, "pending"])
 async def test_the_service_is_unready_meanwhile_and_says_what_to_run(
-    database_url: str, connection: Connection
+    how: str, database_url: str, connection: Connection
 ) -> None:
-    """As a start and a command are refused; the statement that it says is the one that helps."""
+    """As a start and a command are refused; what it says to run is what helps, whatever the search_path is."""
     async with Database(database_url) as database:
         readiness = Readiness(database, [PostgresWriteStore(database, lambda: None)])
         await readiness.check()
-        await connection.execute("ALTER TABLE outbox DETACH PARTITION outbox_5")
+        if how == "pending":
+            await leave_pending(connection, database_url)
+            assert await connection.fetchval("SELECT bool_or(inhdetachpending) FROM pg_inherits")
+        else:
+            await connection.execute(DETACHMENTS[how])
         for check in (readiness.check, database.inspect):
-            with pytest.raises(Unreachable, match="detached from outbox: outbox_5;") as refused:
+            with pytest.raises(Unreachable, match=FAILS.format(5)) as refused:
                 await check()
         code, _, errors = await run_command("check", DATABASE_URL=database_url)
-        assert (2, True) == (code, "ATTACH PARTITION outbox_5" in errors)
-        await connection.execute(str(refused.value).rpartition("; run ")[2])
+        _, _, statements = str(refused.value).rpartition("; run ")
+        assert (2, True) == (code, statements in errors)
+        await connection.execute("SET search_path = public")
+        for statement in statements.split("; "):
+            await connection.execute(statement)
         for check in (readiness.check, database.inspect):
             await check()
+
+
+async def test_no_check_of_what_is_left_reports_violations(
+    database_url: str, connection: Connection
+) -> None:
+    """Its partition is detached behind its first question, which found it attached: it may be run again."""
+    operator = await connect(database_url)
+    async with operator.transaction():
+        await operator.execute("ALTER TABLE outbox DETACH PARTITION outbox_5")
+        checking = asyncio.create_task(run_command("check", DATABASE_URL=database_url))
+        await lock_waiters(connection, 1)
+    code, _, errors = await checking
+    await operator.close()
+    assert (3, True) == (code, FAILS.format(5) in errors)
 
 
 async def test_the_service_is_unready_behind_pgbouncer_as_well(
@@ -268,10 +328,14 @@ async def test_the_service_is_unready_behind_pgbouncer_as_well(
     with running_pgbouncer(server_url) as folder:
         await give_settings(server_url)
         async with Database(url_through(folder, server_url)) as database:
-            await database.ping()
-            async with detached(connection, 5):
-                with pytest.raises(Unreachable, match="detached from outbox: outbox_5;"):
+            for how in DETACHMENTS.values():
+                await database.ping()
+                await connection.execute(how)
+                with pytest.raises(Unreachable, match=FAILS.format(5)) as refused:
                     await database.ping()
+                await connection.execute("SET search_path = public")
+                await connection.execute(str(refused.value).rpartition("; run ")[2])
+                await connection.execute("RESET search_path")
             await database.ping()
 
 

@@ -3,7 +3,7 @@
 -- name: ping
 -- Ask whether the database answers and has our tables, whether it refuses writes (as `is_read_only`), what
 -- its commits wait for, in which of the tables $1 policies may hide rows from the role, and which of them are
--- partitions of the log and detached. It is one statement: where each answer comes late, the database is there
+-- partitions of the log and detached, and how. It is one statement: where each answer comes late, the database is there
 -- all the same.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
        current_setting('transaction_read_only')::boolean AS is_read_only,
@@ -11,12 +11,12 @@ SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
        current_setting('client_min_messages') AS client_min_messages,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($1::text[]) AS name
         WHERE row_security_active(to_regclass(name))) AS filtered,
-       (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($1::text[]) AS name
-        WHERE name ~ '^outbox_[0-9]+$'
-          AND NOT EXISTS (SELECT FROM pg_inherits
-                          WHERE inhrelid = to_regclass(name) AND inhparent = to_regclass('outbox')
-                            AND NOT inhdetachpending)) AS detached,
-       quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
+       (SELECT string_agg(name || CASE WHEN to_regclass(name) IS NULL THEN ' dropped'
+                                       WHEN inhdetachpending THEN ' pending' ELSE '' END, ', ' ORDER BY name)
+        FROM unnest($1::text[]) AS name
+        LEFT JOIN pg_inherits ON inhrelid = to_regclass(name) AND inhparent = to_regclass('outbox')
+        WHERE name ~ '^outbox_[0-9]+$' AND inhdetachpending IS DISTINCT FROM false) AS detached,
+       quote_ident(current_schema()) AS schema, quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
 -- name: ping_pool
 -- Ask whether the search_path of a host's pool leads to our tables $1 and routines $2, all in one

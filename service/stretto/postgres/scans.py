@@ -26,6 +26,7 @@ async def scanning(connection: Connection) -> AsyncIterator[None]:
     rows to send. For this transaction alone, so that it holds behind a pooler too.
     """
     async with connection.transaction(isolation="repeatable_read", readonly=True):
+        await connection.execute(QUERIES["lock_log"])
         await connection.execute(QUERIES["allow_scans"])
         # Refused where the server's system cannot look, such as Windows.
         with suppress(asyncpg.InvalidParameterValueError):

@@ -111,14 +111,24 @@ def _require_whole_log(row: asyncpg.Record) -> None:
     detached: str | None = row["detached"]
     if detached is None:
         return
-    statements = "; ".join(
-        f"ALTER TABLE outbox ATTACH PARTITION {name} FOR VALUES IN ({name.removeprefix('outbox_')})"
-        for name in detached.split(", ")
-    )
+    states = [each.partition(" ") for each in detached.split(", ")]
+    statements = "; ".join(_attach(row["schema"], name, state) for name, _, state in states)
     raise Unreachable(
-        f"detached from outbox: {detached}; their events would look as if they were swept, so nothing"
-        f" is read from the log; run {statements}"
+        f"detached from outbox: {', '.join(name for name, *_ in states)}; their events would look as if"
+        f" they were swept, so nothing is read from the log; run {statements}"
     )
+
+
+def _attach(schema: str, name: str, state: str) -> str:
+    """Return what brings a partition back that is detached; what was in one that is dropped is lost."""
+    values = f"FOR VALUES IN ({name.removeprefix('outbox_')})"
+    if state == "dropped":
+        return f"CREATE TABLE {schema}.{name} PARTITION OF {schema}.outbox {values}"
+    attach = f"ALTER TABLE {schema}.outbox ATTACH PARTITION {schema}.{name} {values}"
+    if state == "pending":
+        # Left behind by a `DETACH ... CONCURRENTLY` that was broken off; or one goes on.
+        return f"ALTER TABLE {schema}.outbox DETACH PARTITION {schema}.{name} FINALIZE; {attach}"
+    return attach
 
 
 async def require_role_settings(connection: Connection, schema: str, tables: list[str]) -> bool:

@@ -15,7 +15,7 @@ SELECT current_setting('server_encoding') AS server_encoding,
 -- settings that a session needs: this schema, READ COMMITTED, a bounded wait for locks, no bound on a
 -- write, and no JIT: the driver looks types up in each new connection, which compiling makes take
 -- seconds. Also read whether the server refuses writes, what its commits wait for, in which of the
--- tables $2 policies may hide rows from the role, and which of them are partitions of the log and detached.
+-- tables $2 policies may hide rows from the role, and which of them are partitions of the log and detached, and how.
 SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrated,
        current_setting('transaction_read_only')::boolean AS is_read_only,
        current_schema() IS NOT DISTINCT FROM $1::text
@@ -27,10 +27,10 @@ SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrat
        current_setting('client_min_messages') AS client_min_messages,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($2::text[]) AS name
         WHERE row_security_active(to_regclass(format('%I.%I', $1, name)))) AS filtered,
-       (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($2::text[]) AS name
-        WHERE name ~ '^outbox_[0-9]+$'
-          AND NOT EXISTS (SELECT FROM pg_inherits
-                          WHERE inhrelid = to_regclass(format('%I.%I', $1, name))
-                            AND inhparent = to_regclass(format('%I.outbox', $1))
-                            AND NOT inhdetachpending)) AS detached,
-       quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
+       (SELECT string_agg(name || CASE WHEN to_regclass(format('%I.%I', $1, name)) IS NULL THEN ' dropped'
+                                       WHEN inhdetachpending THEN ' pending' ELSE '' END, ', ' ORDER BY name)
+        FROM unnest($2::text[]) AS name
+        LEFT JOIN pg_inherits ON inhrelid = to_regclass(format('%I.%I', $1, name))
+              AND inhparent = to_regclass(format('%I.outbox', $1))
+        WHERE name ~ '^outbox_[0-9]+$' AND inhdetachpending IS DISTINCT FROM false) AS detached,
+       quote_ident($1) AS schema, quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
