@@ -9,6 +9,7 @@ import orjson
 
 from stretto.assembly.host_bus_calls import NoAnswer, reason_of
 from stretto.observations import ActorCrashed
+from stretto.targets.bus import BusUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,7 +65,7 @@ class BlamedOwners:
         self._forget_old()
         before = self._owners.get(owner_of(event))
         was_reported = before is not None and before.is_reported
-        is_bug = not isinstance(error, NoAnswer)
+        is_bug = not isinstance(error, (NoAnswer, BusUnavailable))
         self._note(event, reason_of(error), is_sure=True, is_reported=was_reported or is_bug)
         if is_bug and not was_reported:
             self._observe(ActorCrashed("relay", error))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
+
 from stretto.assembly.host_bus_blame import (
     BLAME_SECONDS,
     OWNERS_MAX,
@@ -14,6 +16,7 @@ from stretto.assembly.host_bus_blame import (
 from stretto.assembly.host_bus_calls import NoAnswer
 from stretto.events.log import CommittedEvent
 from stretto.observations import ActorCrashed
+from stretto.targets.bus import BusUnavailable
 from support.clock import Clock
 from support.owned_events import event_of
 
@@ -105,13 +108,14 @@ def test_of_each_owner_one_bug_is_reported() -> None:
     assert 4 == len(observed)
 
 
-def test_that_a_call_hangs_is_no_bug_to_report() -> None:
+@pytest.mark.parametrize("error", [hung(), BusUnavailable()], ids=["hangs", "is away"])
+def test_that_a_bus_hangs_or_says_that_it_is_away_is_no_bug_to_report(error: Exception) -> None:
     """Nor does it hide one that comes after it, or have the same one reported again."""
     blamed, _, observed = make()
-    blamed.add(FIRST, hung())
+    blamed.add(FIRST, error)
     assert [] == observed
     blamed.add(FIRST, LookupError())
-    blamed.add(FIRST, hung())
+    blamed.add(FIRST, error)
     blamed.add(FIRST, LookupError())
     assert 1 == len(observed)
 
