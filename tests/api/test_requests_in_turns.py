@@ -145,6 +145,32 @@ async def test_a_health_check_waits_for_no_client_without_a_token(
             assert (await client.answer())[0] == 401
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_who_shows_a_new_token_waits_for_no_client_without_one(
+    is_new: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for those whose tokens were refused: it may be a user's first request."""
+    monkeypatch.setattr("stretto.http.front.runner.REQUESTS_PER_TURN", 1)
+    begun = noted(monkeypatch)
+    token = f"Bearer {token_of('alice')}" if is_new else "Bearer false"
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await raw.connect(PING) for _ in range(2 * FLOOD)]
+        last = await raw.connect(PING)
+        for client in (*clients, last):
+            assert (await client.answer())[0] == 200
+        for client in clients:
+            client.send(UNKNOWN)
+        last.send(listing(token))
+        assert (200 if is_new else 401) == (await last.answer())[0]
+        for client in clients:
+            assert (await client.answer())[0] == 401
+    assert is_new == (begun.index(token) <= FLOOD), begun.index(token)
+
+
 async def test_the_wait_for_a_turn_is_a_part_of_a_requests_time(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

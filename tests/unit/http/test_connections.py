@@ -133,7 +133,9 @@ async def test_a_search_that_makes_room_is_followed_by_the_next(
     assert [True] * CONNECTIONS_MAX + [False] * CONNECTIONS_MAX == left
 
 
-@pytest.mark.parametrize("does", ["is silent", "is idle", "waits for its turn"])
+@pytest.mark.parametrize(
+    "does", ["is silent", "is idle", "waits for its turn", "waits for a check's", "is rejected"]
+)
 async def test_connections_of_strangers_make_room_before_all_others(
     does: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,11 +148,14 @@ async def test_connections_of_strangers_make_room_before_all_others(
         # They may be users, whose requests are on their way.
         newcomers = [clients.connect() for _ in range(CONNECTIONS_MAX - 2)]
         with monkeypatch.context() as patches:
-            if does == "waits for its turn":
+            if does.startswith("waits"):
                 # As where many do.
                 patches.setattr(Turns, "take", wait_for_ever)
-            stranger = clients.connect(b"" if does == "is silent" else READ)
+            first = PING if does == "waits for a check's" else READ
+            stranger = clients.connect(b"" if does in ("is silent", "is rejected") else first)
             await until(lambda: stranger.is_idle or stranger.waits_for_turn)
+            # Its answer waits for the turn in which it is sent.
+            stranger._is_rejected = does == "is rejected"
         stranger.connected_at -= STRANGER_SECONDS
         make_new(newcomers)
         clients.connect()
@@ -234,6 +239,27 @@ async def test_one_users_connections_make_room_before_the_last_few_that_are_idle
             clients.connect(READ).user = UserId(f"new {number}")
         assert strangers == [each for each in clients.made[:2] if each.transport is None]
         assert 3 == len([each for each in clients.made[2:] if each.transport is None])
+
+
+async def test_a_search_that_finds_few_is_not_made_for_each_newcomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that is idle now and then would have thousands looked at for each."""
+    loop, now = asyncio.get_running_loop(), 1000.0
+    monkeypatch.setattr(runner, "CLOSED_AT_ONCE_SHARE", 5)
+    async with crowd() as clients:
+        idle = [clients.connect() for _ in range(2)]
+        await until(lambda: all(client.is_idle for client in idle))
+        with monkeypatch.context() as patches:
+            patches.setattr(loop, "time", lambda: now)
+            for _ in range(CONNECTIONS_MAX - 2):
+                clients.connect(READ)
+            newcomers = [clients.connect(READ) for _ in range(2)]
+            assert [None, None] == [each.transport for each in idle]
+            clients.made[5]._answered += 1
+            newcomers.append(clients.connect(READ))
+            # There were places for two.
+            assert [False, False, True] == [each.transport is None for each in newcomers]
 
 
 @pytest.mark.parametrize("why", ["it arrives", "it waits unparsed", "it is idle"])

@@ -93,6 +93,11 @@ class ClientConnection(CountedArrival):
         )
 
     @property
+    def is_unworked(self) -> bool:
+        """Whether it is idle, or no work has begun for its request."""
+        return self.is_idle or self.waits_for_turn or self._is_rejected
+
+    @property
     def fields_of_unread(self) -> Mapping[str, str]:
         """What the answer to a request that cannot be read says to browsers."""
         return {} if self._service is None else self._service.cors.unread
@@ -205,7 +210,7 @@ class ClientConnection(CountedArrival):
                 # requests.
                 resp.force_close()
         if resp.status == HTTPStatus.UNAUTHORIZED:
-            self._was_refused = True
+            self.was_refused = True
         self._decline_upgrade(resp)
         if isinstance(resp, web.Response) and isinstance(resp.body, bytes):
             self._answer_bytes = len(resp.body)

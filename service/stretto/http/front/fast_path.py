@@ -66,7 +66,7 @@ class FastPathConnection(BoundedQueue):
 
     __slots__ = (
         *("_admitted_owner", "_began", "_cors", "_held", "_in_flight", "_is_admitted"),
-        *("_is_rejected", "_request", "_server", "_service", "_was_refused"),
+        *("_is_rejected", "_request", "_server", "_service", "was_refused"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -79,7 +79,7 @@ class FastPathConnection(BoundedQueue):
         """Its owner, as it was known then."""
         self._is_rejected = False
         """Whether a creation was rejected and its answer has not been sent."""
-        self._was_refused = False
+        self.was_refused = False
         """Whether a token was refused, and none has been remembered as verified since."""
         self._in_flight: asyncio.Future[bytes] | None = None
         """What a creation that was not parsed waits for."""
@@ -162,7 +162,7 @@ class FastPathConnection(BoundedQueue):
         has_room = service.shedder.has_room(owner, len(creation.body))
         self._began = began
         if token is not None:
-            self._was_refused = False
+            self.was_refused = False
             self.user = token.owner
             if _CREATE in token.scopes and self._begin_unparsed(
                 service, token, creation, may_start=has_room
@@ -179,7 +179,7 @@ class FastPathConnection(BoundedQueue):
         authorization = creation.fields.get(b"authorization")
         if authorization is None or service.authenticator.is_refused(authorization.decode()):
             return UnknownOwner.REFUSED
-        return UnknownOwner.DOUBTED if self._was_refused else UnknownOwner.NEW
+        return UnknownOwner.DOUBTED if self.was_refused else UnknownOwner.NEW
 
     def _begin_unparsed(
         self, service: Service, verified: Verified, creation: PlainRequest, *, may_start: bool

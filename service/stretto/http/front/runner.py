@@ -56,8 +56,8 @@ SEGMENTS_MAX: Final = 16
 _NOWHERE: Final = URL("/-")
 # Handlers that begin in one turn of the loop, about 20 ms of work. A creation takes several turns: if
 # each of them began with all that thousands of connections have sent, it would wait for all of those
-# several times. So many of users whose tokens are known, and as many of all others: thousands of clients
-# without a token, or whose tokens have expired, would outweigh the users. Health checks
+# several times. So many of users whose tokens are known, as many of those that show a new token, and as many of all
+# others: thousands of clients without a token, or whose tokens have expired, would outweigh the users. Health checks
 # have turns of their own: a proxy takes an instance out that answers two seconds late.
 REQUESTS_PER_TURN: Final = 32
 CHECKS_PER_TURN: Final = 4
@@ -65,7 +65,7 @@ CHECKS_PER_TURN: Final = 4
 HEALTH_CHECKS: Final = frozenset({"/livez", "/readyz"})
 # A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100
-# From a search that found none to close to the next one: meanwhile each newcomer is closed unsearched.
+# From a search that found few to close to the next one: meanwhile each newcomer is closed unsearched.
 # To look at 10,000 connections takes 7 ms, and a turn of the loop accepts up to 128.
 SEARCH_AGAIN_SECONDS: Final = 0.1
 
@@ -86,7 +86,7 @@ class ContractRunner(web.AppRunner):
         handle = server.request_handler
         make_request = server.request_factory
         turns_of_users, turns_of_others = Turns(REQUESTS_PER_TURN), Turns(REQUESTS_PER_TURN)
-        turns_of_checks = Turns(CHECKS_PER_TURN)
+        turns_of_newcomers, turns_of_checks = Turns(REQUESTS_PER_TURN), Turns(CHECKS_PER_TURN)
         # None where a host mounts the application in a server of its own: no fast path.
         service = self.app.get(SERVICE)
 
@@ -108,11 +108,14 @@ class ContractRunner(web.AppRunner):
             user = client.user = _known_user(request, service)
             if user is not None:
                 await turns_of_users.take(user)
-            elif request.rel_url.raw_path in HEALTH_CHECKS:
-                await turns_of_checks.take(client)
             else:
+                turns = turns_of_others
+                if request.rel_url.raw_path in HEALTH_CHECKS:
+                    turns = turns_of_checks
+                elif _is_newcomer(request, client, service):
+                    turns = turns_of_newcomers
                 client.waits_for_turn = True
-                await turns_of_others.take(client)
+                await turns.take(client)
                 client.waits_for_turn = False
             if not client.begin_work():
                 return closing_response(request, too_many_bodies())
@@ -169,6 +172,14 @@ def _known_user(request: BaseRequest, service: Service | None) -> UserId | None:
     return None if known is None else known.owner
 
 
+def _is_newcomer(request: BaseRequest, client: ClientConnection, service: Service | None) -> bool:
+    """Return whether nothing is known against a token that was not verified: it may be of a user who is new."""
+    authorization = request.headers.get(hdrs.AUTHORIZATION)
+    if service is None or authorization is None or client.was_refused:
+        return False
+    return not service.authenticator.is_refused(authorization)
+
+
 async def _close_at_last(request: BaseRequest, response: web.StreamResponse) -> None:
     """Say that a connection ends with this answer, if no request comes behind it."""
     client = request.protocol
@@ -203,28 +214,27 @@ class ContractServer(LimitedServer):
         """Close connections of strangers, the oldest first, then those that we have waited for longest.
 
         By that alone, those of users would go first: who asks again and again, or has always one more
-        request behind the last, is never idle for long. A stranger's goes also while its request waits
-        for a turn. If few of these are left, which may be as new as this one, connections of the user are closed
+        request behind the last, is never idle for long. A stranger's goes also while no work has begun for
+        its request. If few of these are left, which may be as new as this one, connections of the user are closed
         who has most, of many. If there is none, the new one is.
         """
         if self._loop.time() < self._search_at:
-            # The last search has found none, and logged that.
+            # The last search has found few, and logged that.
             self._close([newcomer])
             return
         waiting: list[tuple[bool, float, int, ClientConnection]] = []
         for number, handler in enumerate(cast("Iterable[ClientConnection]", self._connections)):
             if handler is newcomer:
                 continue
-            if handler.is_of_stranger and (handler.is_idle or handler.waits_for_turn):
+            if handler.is_of_stranger and handler.is_unworked:
                 waiting.append((False, handler.connected_at, number, handler))
             elif (since := handler.waiting_since) is not None:
                 waiting.append((True, since, number, handler))
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
         closing = [handler for *_, handler in heapq.nsmallest(count, waiting)]
         if len(closing) < count:
-            closing = self._of_one_user(count) or closing
-        if not closing:
-            closing = [newcomer]
+            closing = self._of_one_user(count) or closing or [newcomer]
+        if len(closing) < count or newcomer in closing:
             self._search_at = self._loop.time() + SEARCH_AGAIN_SECONDS
         self._close(closing)
         logger.warning("server.crowded", connections=len(self._connections), closed=len(closing))
