@@ -587,10 +587,10 @@ AS $$
 DECLARE
     detached text;
 BEGIN
-    SELECT string_agg('outbox_' || slot, ', ' ORDER BY slot) INTO detached
+    SELECT string_agg('outbox_' || slot::text, ', ' ORDER BY slot) INTO detached
     FROM outbox_slot
     WHERE NOT EXISTS (SELECT FROM pg_inherits
-                      WHERE inhrelid = to_regclass('outbox_' || slot)
+                      WHERE inhrelid = to_regclass('outbox_' || slot::text)
                         AND inhparent = 'outbox'::regclass
                         -- One that is being detached concurrently is left out of new plans.
                         AND NOT inhdetachpending);

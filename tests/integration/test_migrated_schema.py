@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import pytest_asyncio
 
 from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_steps import FIRST_NUMBER, Step, Way, own_steps
+from support.database import connect
+from support.implicit_casts import SETS
 from support.landed import landed_file
 
 if TYPE_CHECKING:
@@ -92,6 +95,18 @@ async def test_a_migrated_database_equals_a_new_one(first: Connection) -> None:
     await first.execute("DROP SCHEMA stretto CASCADE")
     await migrate(first, "stretto")
     assert await catalog(first) == migrated
+
+
+@pytest.mark.parametrize("casts", SETS.values(), ids=SETS)
+async def test_casts_that_are_implicit_hold_up_no_step(
+    first: Connection, casts: str, database_url: str
+) -> None:
+    """Nor does what the steps make have two meanings with them."""
+    await first.execute(casts)
+    another = await connect(database_url)
+    assert [step.number for step in own_steps()] == await migrate(another, "stretto")
+    assert await another.fetchval("SELECT require_whole_log_1()")
+    await another.close()
 
 
 async def test_a_difference_to_a_new_one_is_noticed(connection: Connection) -> None:

@@ -37,6 +37,7 @@
 | `database` | a database of one test, what a test does to it, and what it sees there |
 | `bus_trial` | a host's bus that hangs, raises or does few things at once, in virtual time |
 | `bus_again` | a host's bus of many kinds, and the store that relays over it share, in virtual time |
+| `implicit_casts` | casts that the owner of a database has made implicit |
 | `embedded_servers` | processes that own an embedded server, and quick settings |
 | `nats_process` | a real nats-server, and a client of it |
 | `nats_cluster` | three real nats-servers that replicate streams |

@@ -198,7 +198,7 @@ RETURNING delivery.event_id, dead_reason IS NOT NULL AS is_dead;
 -- back since.
 SELECT disabled_at IS NOT NULL AS is_disabled, target_digest,
        CASE WHEN isfinite(target_since)
-            THEN (extract(epoch FROM target_since) * 1000000)::bigint ELSE 0 END AS moved_at,
+            THEN (extract(epoch FROM target_since) * 1000000::numeric)::bigint ELSE 0 END AS moved_at,
        extract(epoch FROM served_at)::text AS served_at,
        served_at > reader_now + interval '1 minute' AS is_ahead,
        CASE WHEN disabled_at IS NULL AND oldest_at IS NOT NULL THEN

@@ -3,7 +3,7 @@
 -- name: origin
 -- Identify this database: the cluster's id (shared by physical copies), database name, schema. The
 -- schema is the one of the tables, which need not be the first of a host's search_path.
-SELECT system_identifier || '/' || current_database() || '/' || nspname
+SELECT system_identifier::text || '/' || current_database() || '/' || nspname
 FROM pg_control_system(), pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE pg_class.oid = to_regclass('attempt');
 

@@ -110,8 +110,8 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- says so): it keeps no partition, however old it is. Once it has ended, the reader has to look first.
 -- Nor does a row that is ahead of the server: no reader comes past it.
 -- It fails where policies may hide events or readers, also from the truncation, and where a partition is detached.
-SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
-       format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate,
+SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot::text) AS lock,
+       format('TRUNCATE %I', 'outbox_' || slot.slot::text) AS truncate,
        pg_current_snapshot()::text AS running,
        ended_at < before - make_interval(secs => $3) AS is_overdue
 FROM (SELECT now, now - make_interval(days => $1) AS before

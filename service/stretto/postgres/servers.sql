@@ -4,7 +4,7 @@
 -- Identify the server and its last start: a promoted standby has another start, and so has a
 -- restored primary. Also read the number of the newest history, whether it was begun elsewhere, and
 -- what the session's commits wait for.
-SELECT system_identifier || '/' || extract(epoch FROM here.started_at) AS server, newest.number,
+SELECT system_identifier::text || '/' || extract(epoch FROM here.started_at)::text AS server, newest.number,
        (newest.server_started_at, newest.table_id) <> (here.started_at, here.table_id)
            AS is_elsewhere,
        current_setting('synchronous_commit') AS synchronous_commit,

@@ -20,7 +20,7 @@ ON CONFLICT DO NOTHING;
 SELECT moved_at
 FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '3s', true),
      LATERAL (SELECT CASE WHEN isfinite(target_since)
-                          THEN (extract(epoch FROM target_since) * 1000000)::bigint
+                          THEN (extract(epoch FROM target_since) * 1000000::numeric)::bigint
                           ELSE 0 END AS moved_at) AS move
 WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
   AND ($2::text IS NULL OR extract(epoch FROM served_at)::text = $2)
@@ -59,7 +59,7 @@ SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL, served_a
     target_since = coalesce(moved_at, reader_now)
 FROM clock, lost, turn
 WHERE name = 'webhook'
-RETURNING (extract(epoch FROM target_since) * 1000000)::bigint AS moved_at;
+RETURNING (extract(epoch FROM target_since) * 1000000::numeric)::bigint AS moved_at;
 
 -- name: serve_webhook
 -- Say that the target $1 is served, unless that was said since $2, or it is disabled. $3 is now. Senders
