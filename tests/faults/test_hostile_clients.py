@@ -30,7 +30,8 @@ DEADLINE_SECONDS = 60
 IDLE_MAX = 10_000
 # What a test needs beside them: its own connections, pipes, and what pytest holds.
 FILES_OWN = 500
-HEAD = creation_head(token_of("mallory"), "k")
+TOKEN = token_of("mallory")
+HEAD = creation_head(TOKEN, "k")
 LOOKUP = HEAD.replace(b"POST /v1/groups", b"GET /v1/attempts/k") + b"Prefer: wait=30\r\n\r\n"
 SESSION = HEAD.replace(b"POST /v1/groups", b"GET /v1/events") + b"Accept: text/event-stream\r\n\r\n"
 SLOW = {
@@ -194,14 +195,16 @@ async def test_where_it_is_crowded_those_that_owe_a_request_make_room(
 async def test_who_is_worked_for_is_never_closed_for_a_newcomer(
     start_service: StartService, connection: Connection
 ) -> None:
-    """Where all places are taken by such, the newcomer is closed at once."""
-    await pend(connection, "k", owner="mallory")
+    """Where all places are taken by such, each of another user, the newcomer is closed at once."""
+    users = [f"user-{number}" for number in range(10)]
+    for user in users:
+        await pend(connection, "k", owner=user)
     service = await start_service(CONNECTIONS_MAX="10", LEASE_SECONDS="600")
     async with clients_of(service) as (_, raw):
-        waiting = [await raw.connect(PING) for _ in range(10)]
-        for client in waiting:
+        waiting = [await raw.connect(PING) for _ in users]
+        for client, user in zip(waiting, users, strict=True):
             await client.answer()
-            client.send(LOOKUP)
+            client.send(LOOKUP.replace(TOKEN.encode(), token_of(user).encode()))
         for _ in range(20):
             assert await (await raw.connect(PING)).closed() == b""
         await connection.execute("DELETE FROM attempt")

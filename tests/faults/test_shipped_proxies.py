@@ -539,19 +539,25 @@ async def test_a_shipped_haproxy_counts_a_network_as_one(
             writer.close()
 
 
-async def test_requests_that_come_too_fast_from_an_address_end_at_a_shipped_haproxy(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("proxy", "paces", "status"),
+    [
+        ("haproxy", {"sc0_http_req_rate gt 10000": "sc0_http_req_rate gt 3"}, 503),
+        ("nginx", {"rate=1000r/s": "rate=1r/m", "burst=2000 nodelay": "burst=2 nodelay"}, 429),
+    ],
+)
+async def test_requests_that_come_too_fast_from_an_address_end_at_a_shipped_proxy(
+    proxy: str, paces: Mapping[str, str], status: int, tmp_path: Path
 ) -> None:
     """As those that a client resets at once: no instance gets them. Other addresses are served."""
-    paces = {"sc0_http_req_rate gt 10000": "sc0_http_req_rate gt 3"}
     instance = Instance()
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         instance.running() as url,
-        behind("haproxy", tmp_path, url, url, paces=paces) as (api, tls),
+        behind(proxy, tmp_path, url, url, paces=paces) as (api, tls),
     ):
         replies = [await api.get("/v1/groups") for _ in range(5)]
-        assert [200] * 3 + [503] * 2 == [reply.status for reply in replies]
+        assert [200] * 3 + [status] * 2 == [reply.status for reply in replies]
         assert ("1", PROBLEM_CONTENT_TYPE) == (
             replies[-1].headers["Retry-After"],
             replies[-1].headers["Content-Type"],
@@ -564,6 +570,32 @@ async def test_requests_that_come_too_fast_from_an_address_end_at_a_shipped_hapr
         writer.write(b"GET /v1/groups HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+async def test_connections_that_come_too_fast_from_an_address_are_refused_by_a_shipped_haproxy(
+    tmp_path: Path,
+) -> None:
+    """Also where each has ended before the next: a handshake costs the proxy more than the client."""
+    paces = {"sc0_conn_rate gt 2000": "sc0_conn_rate gt 2"}
+    instance = Instance()
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        instance.running() as url,
+        behind("haproxy", tmp_path, url, url, paces=paces) as (api, tls),
+    ):
+        place = URL(api.url)
+
+        async def connects() -> bool:
+            try:
+                _, writer = await asyncio.open_connection(
+                    place.host, place.port, ssl=tls, local_addr=("127.0.2.1", 0)
+                )
+            except (OSError, ssl.SSLError):
+                return False
+            writer.close()
+            return True
+
+        assert [True, True, False] == [await connects() for _ in range(3)]
 
 
 @pytest.mark.parametrize(

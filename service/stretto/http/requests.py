@@ -35,6 +35,8 @@ BODY_UNREADABLE: Final = "cannot be decompressed, is cut off or comes in too man
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 
+# More than any route has. Thousands take milliseconds to parse.
+PARAMETERS_MAX: Final = 16
 _ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
 # Of one body (RFC 1952, 2.2): what is behind a member is copied before the next one.
 MEMBERS_MAX: Final = 16
@@ -193,6 +195,8 @@ def read_query(request: web.Request, *known: str) -> Mapping[str, str]:
     Raises `RequestInvalid` for a parameter that the route does not know, and for one that is given
     twice: to ignore one of them would answer another question than the one that was asked.
     """
+    if request.rel_url.raw_query_string.count("&") >= PARAMETERS_MAX:
+        raise RequestInvalid([], f"The query has more than {PARAMETERS_MAX} parameters.")
     query = request.query
     unknown = (shortened(name) for name in query if name not in known)
     errors = [ParameterError(name, "unknown parameter") for name in unknown]

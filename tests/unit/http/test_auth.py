@@ -40,6 +40,19 @@ SSH_KEY = (
 VERIFIES_NOTHING = TokenKey("HS256", b"a key that verifies nothing any more")
 
 
+def test_a_long_signature_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes as long as it is, for each secret. One that is spelled with padding is compared."""
+    monkeypatch.setattr("stretto.http.tokens.keys.base64url_decode", lambda _: b"none")
+    key = TokenKey("HS256", SECRET.encode())
+    token = bearer().removeprefix("Bearer ")
+    assert key.is_forged(token)
+    monkeypatch.setattr("stretto.http.tokens.keys.base64url_decode", None)
+    assert key.is_forged(f"a.b.{'x' * 8000}")
+    monkeypatch.undo()
+    assert not key.is_forged(token)
+    assert not key.is_forged(f"{token}=")
+
+
 def pem(key: Any) -> str:
     """Return the public part as an operator would set it."""
     encoded: bytes = key.public_key().public_bytes(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 10
 READ = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+# Of a client that does something else than to wait for an answer.
+FIRST = {"is silent": b"", "is rejected": b"", "is slow": READ[:9], "waits for a check's": PING}
 EXPECTANT = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
 
 
@@ -134,7 +136,11 @@ async def test_a_search_that_makes_room_is_followed_by_the_next(
 
 
 @pytest.mark.parametrize(
-    "does", ["is silent", "is idle", "waits for its turn", "waits for a check's", "is rejected"]
+    "does",
+    [
+        *("is silent", "is slow", "is idle"),
+        *("waits for its turn", "waits for a check's", "is rejected"),
+    ],
 )
 async def test_connections_of_strangers_make_room_before_all_others(
     does: str, monkeypatch: pytest.MonkeyPatch
@@ -151,9 +157,8 @@ async def test_connections_of_strangers_make_room_before_all_others(
             if does.startswith("waits"):
                 # As where many do.
                 patches.setattr(Turns, "take", wait_for_ever)
-            first = PING if does == "waits for a check's" else READ
-            stranger = clients.connect(b"" if does in ("is silent", "is rejected") else first)
-            await until(lambda: stranger.is_idle or stranger.waits_for_turn)
+            stranger = clients.connect(FIRST.get(does, READ))
+            await until(lambda: stranger.is_idle or stranger.waits_for_turn or does == "is slow")
             # Its answer waits for the turn in which it is sent.
             stranger._is_rejected = does == "is rejected"
         stranger.connected_at -= STRANGER_SECONDS

@@ -14,6 +14,7 @@ from stretto.creation.reads import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 from stretto.domain import NewGroup, UserId
 from stretto.errors import FieldError, KeyInvalid, KeyMissing, ParameterError, RequestInvalid
 from stretto.http.requests import (
+    PARAMETERS_MAX,
     read_first_sent,
     read_key,
     read_limit,
@@ -270,6 +271,15 @@ def test_white_space_and_escapes_do_not_change_the_fingerprint() -> None:
 def test_a_page_has_the_size_that_was_asked_for(expected: int, query: dict[str, str]) -> None:
     """Within its bounds."""
     assert expected == read_limit(query)
+
+
+def test_a_query_of_many_parameters_is_not_parsed() -> None:
+    """A user's thousand of such requests would keep all others waiting."""
+    names = [f"a{number}" for number in range(PARAMETERS_MAX)]
+    with pytest.raises(RequestInvalid, match="parameter a0: unknown parameter"):
+        read_query(make_mocked_request("GET", f"/?{'&'.join(names)}"))
+    with pytest.raises(RequestInvalid, match=f"more than {PARAMETERS_MAX} parameters"):
+        read_query(make_mocked_request("GET", f"/?{'&'.join(names)}&limit=1"))
 
 
 def test_a_long_parameter_is_named_by_its_beginning() -> None:

@@ -165,7 +165,8 @@ class Authenticator:
     def is_refused(self, authorization: str) -> bool:
         """Return whether this header's token is known not to be valid, at little cost."""
         token = authorization.partition(" ")[2].strip()
-        if token in self._refusals:
+        # Another one cannot be encoded.
+        if not token.isascii() or token in self._refusals:
             return True
         return bool(self._keys) and all(key.is_forged(token) for key in self._keys)
 
