@@ -226,10 +226,9 @@ class ContractServer(LimitedServer):
         for number, handler in enumerate(cast("Iterable[ClientConnection]", self._connections)):
             if handler is newcomer:
                 continue
-            since = handler.waiting_since
-            if handler.is_of_stranger and (since is not None or handler.is_unworked):
+            if handler.is_of_stranger and handler.is_unworked:
                 waiting.append((False, handler.connected_at, number, handler))
-            elif since is not None:
+            elif (since := handler.waiting_since) is not None:
                 waiting.append((True, since, number, handler))
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
         closing = [handler for *_, handler in heapq.nsmallest(count, waiting)]
