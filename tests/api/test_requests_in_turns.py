@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,10 @@ from support.api_client import api_for, token_of
 from support.raw_client import PING, raw_clients
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from stretto.http.tokens.authenticator import Verified
+    from support.raw_client import RawClient
 
 DEADLINE_SECONDS = 60
 FLOOD = 20
@@ -39,6 +43,21 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
     monkeypatch.setattr(Authenticator, "verify", note)
     return begun
+
+
+@asynccontextmanager
+async def many_and_one(database_url: str) -> AsyncIterator[tuple[list[RawClient], RawClient]]:
+    """Connect many clients, and one more, which have all been answered once."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await raw.connect(PING) for _ in range(2 * FLOOD)]
+        last = await raw.connect(PING)
+        for client in (*clients, last):
+            assert (await client.answer())[0] == 200
+        yield clients, last
 
 
 @pytest.mark.parametrize(("is_guarded", "per_turn"), [(True, 1), (False, REQUESTS_PER_TURN)])
@@ -127,15 +146,7 @@ async def test_a_health_check_waits_for_no_client_without_a_token(
     for limit in ("REQUESTS_PER_TURN", "CHECKS_PER_TURN"):
         monkeypatch.setattr(f"stretto.http.front.runner.{limit}", 1)
     begun = noted(monkeypatch)
-    async with (
-        asyncio.timeout(DEADLINE_SECONDS),
-        api_for(database_url) as api,
-        raw_clients(api.url) as raw,
-    ):
-        clients = [await raw.connect(PING) for _ in range(2 * FLOOD)]
-        last = await raw.connect(PING)
-        for client in (*clients, last):
-            assert (await client.answer())[0] == 200
+    async with many_and_one(database_url) as (clients, last):
         for client in clients:
             client.send(UNKNOWN)
         last.send(check)
@@ -153,15 +164,7 @@ async def test_who_shows_a_new_token_waits_for_no_client_without_one(
     monkeypatch.setattr("stretto.http.front.runner.REQUESTS_PER_TURN", 1)
     begun = noted(monkeypatch)
     token = f"Bearer {token_of('alice')}" if is_new else "Bearer false"
-    async with (
-        asyncio.timeout(DEADLINE_SECONDS),
-        api_for(database_url) as api,
-        raw_clients(api.url) as raw,
-    ):
-        clients = [await raw.connect(PING) for _ in range(2 * FLOOD)]
-        last = await raw.connect(PING)
-        for client in (*clients, last):
-            assert (await client.answer())[0] == 200
+    async with many_and_one(database_url) as (clients, last):
         for client in clients:
             client.send(UNKNOWN)
         last.send(listing(token))

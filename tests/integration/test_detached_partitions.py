@@ -75,6 +75,26 @@ def test_all_that_reads_the_log_asks_whether_it_is_whole() -> None:
 
 
 @asynccontextmanager
+async def being_detached(
+    connection: Connection, database_url: str
+) -> AsyncIterator[tuple[Connection, asyncio.Task[str]]]:
+    """Have a concurrent detachment wait for an older transaction, which ends with the block."""
+    old, operator = await connect(database_url), await connect(database_url)
+    async with old.transaction():
+        await old.fetch("SELECT FROM outbox")
+        detaching = asyncio.create_task(
+            operator.execute("ALTER TABLE outbox DETACH PARTITION outbox_5 CONCURRENTLY")
+        )
+        await until(
+            lambda: connection.fetchval("SELECT bool_or(inhdetachpending) FROM pg_inherits")
+        )
+        yield operator, detaching
+    await asyncio.wait({detaching})
+    await old.close()
+    await operator.close()
+
+
+@asynccontextmanager
 async def detached(connection: Connection, slot: int) -> AsyncIterator[None]:
     """Detach a partition, and attach it again."""
     await connection.execute(f"ALTER TABLE outbox DETACH PARTITION outbox_{slot}")
@@ -137,25 +157,14 @@ async def test_one_that_is_being_detached_concurrently_counts_as_detached(
     connection: Connection, database_url: str
 ) -> None:
     """The detachment waits for older transactions, and new plans leave it out already."""
-    old, operator = await connect(database_url), await connect(database_url)
-    async with old.transaction():
-        await old.fetch("SELECT FROM outbox")
-        detaching = asyncio.create_task(
-            operator.execute("ALTER TABLE outbox DETACH PARTITION outbox_5 CONCURRENTLY")
-        )
-        await until(
-            lambda: connection.fetchval("SELECT bool_or(inhdetachpending) FROM pg_inherits")
-        )
+    async with being_detached(connection, database_url):
         with pytest.raises(asyncpg.PostgresError, match=FAILS.format(5)):
             await connection.fetch(QUERIES["log_page"], *READS["log_page"])
         async with Database(database_url) as database:
             with pytest.raises(Unreachable, match=FAILS.format(5)):
                 await database.ping()
-    await detaching
     await connection.execute(ATTACH.format(5))
     await connection.fetch(QUERIES["log_page"], *READS["log_page"])
-    await old.close()
-    await operator.close()
 
 
 async def test_a_partition_of_another_table_is_none_of_the_log(
@@ -262,25 +271,6 @@ async def test_a_running_component_goes_on_by_itself_once_it_is_attached(
         assert [] == lost
 
 
-async def leave_pending(connection: Connection, database_url: str) -> None:
-    """Break off a concurrent detachment, which waits for an older transaction."""
-    old, operator = await connect(database_url), await connect(database_url)
-    async with old.transaction():
-        await old.fetch("SELECT FROM outbox")
-        detaching = asyncio.create_task(
-            operator.execute("ALTER TABLE outbox DETACH PARTITION outbox_5 CONCURRENTLY")
-        )
-        await until(
-            lambda: connection.fetchval("SELECT bool_or(inhdetachpending) FROM pg_inherits")
-        )
-        detaching.cancel()
-        await asyncio.wait({detaching})
-        # The server ends it a little later.
-        await operator.execute("SELECT")
-    await old.close()
-    await operator.close()
-
-
 @pytest.mark.parametrize("how", [*DETACHMENTS, "pending"])
 async def test_the_service_is_unready_meanwhile_and_says_what_to_run(
     how: str, database_url: str, connection: Connection
@@ -290,7 +280,11 @@ async def test_the_service_is_unready_meanwhile_and_says_what_to_run(
         readiness = Readiness(database, [PostgresWriteStore(database, lambda: None)])
         await readiness.check()
         if how == "pending":
-            await leave_pending(connection, database_url)
+            async with being_detached(connection, database_url) as (operator, detaching):
+                detaching.cancel()
+                await asyncio.wait({detaching})
+                # The server ends it a little later.
+                await operator.execute("SELECT")
             assert await connection.fetchval("SELECT bool_or(inhdetachpending) FROM pg_inherits")
         else:
             await connection.execute(DETACHMENTS[how])

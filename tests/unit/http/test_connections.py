@@ -137,10 +137,7 @@ async def test_a_search_that_makes_room_is_followed_by_the_next(
 
 @pytest.mark.parametrize(
     "does",
-    [
-        *("is silent", "is idle"),
-        *("waits for its turn", "waits for a check's", "is rejected"),
-    ],
+    ["is silent", "is idle", "waits for its turn", "waits for a check's", "is rejected"],
 )
 async def test_connections_of_strangers_make_room_before_all_others(
     does: str, monkeypatch: pytest.MonkeyPatch

@@ -210,7 +210,7 @@ class ClientConnection(CountedArrival):
                 # requests.
                 resp.force_close()
         if resp.status == HTTPStatus.UNAUTHORIZED:
-            self.was_refused = True
+            self._was_refused = True
         self._decline_upgrade(resp)
         if isinstance(resp, web.Response) and isinstance(resp.body, bytes):
             self._answer_bytes = len(resp.body)

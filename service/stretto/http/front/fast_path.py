@@ -66,7 +66,7 @@ class FastPathConnection(BoundedQueue):
 
     __slots__ = (
         *("_admitted_owner", "_began", "_cors", "_held", "_in_flight", "_is_admitted"),
-        *("_is_rejected", "_request", "_server", "_service", "was_refused"),
+        *("_is_rejected", "_request", "_server", "_service", "_was_refused"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -79,7 +79,7 @@ class FastPathConnection(BoundedQueue):
         """Its owner, as it was known then."""
         self._is_rejected = False
         """Whether a creation was rejected and its answer has not been sent."""
-        self.was_refused = False
+        self._was_refused = False
         """Whether a token was refused, and none has been remembered as verified since."""
         self._in_flight: asyncio.Future[bytes] | None = None
         """What a creation that was not parsed waits for."""
@@ -158,11 +158,11 @@ class FastPathConnection(BoundedQueue):
         self._request = RequestContext(taken_id_of(creation))
         self._cors = service.cors.lines(creation.fields.get(b"origin"))
         token = recall_token(service, creation)
-        owner = self._unknown_owner(service, creation) if token is None else token.owner
+        owner = self.unknown_owner(creation.authorization) if token is None else token.owner
         has_room = service.shedder.has_room(owner, len(creation.body))
         self._began = began
         if token is not None:
-            self.was_refused = False
+            self._was_refused = False
             self.user = token.owner
             if _CREATE in token.scopes and self._begin_unparsed(
                 service, token, creation, may_start=has_room
@@ -174,12 +174,12 @@ class FastPathConnection(BoundedQueue):
         self._is_rejected = True
         return True
 
-    def _unknown_owner(self, service: Service, creation: PlainRequest) -> UnknownOwner:
-        """Return what is known against the token of a creation whose owner is not known."""
-        authorization = creation.fields.get(b"authorization")
-        if authorization is None or service.authenticator.is_refused(authorization.decode()):
+    def unknown_owner(self, authorization: str | None) -> UnknownOwner:
+        """Return what is known against a token, whose owner is not known."""
+        assert self._service is not None
+        if authorization is None or self._service.authenticator.is_refused(authorization):
             return UnknownOwner.REFUSED
-        return UnknownOwner.DOUBTED if self.was_refused else UnknownOwner.NEW
+        return UnknownOwner.DOUBTED if self._was_refused else UnknownOwner.NEW
 
     def _begin_unparsed(
         self, service: Service, verified: Verified, creation: PlainRequest, *, may_start: bool
@@ -268,7 +268,7 @@ class FastPathConnection(BoundedQueue):
         if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
             token = recall_token(service, creation)
             self._admitted_owner = (
-                self._unknown_owner(service, creation) if token is None else token.owner
+                self.unknown_owner(creation.authorization) if token is None else token.owner
             )
             service.shedder.admit(self._admitted_owner)
             self._is_admitted = True

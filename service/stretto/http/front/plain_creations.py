@@ -27,8 +27,8 @@ def taken_id_of(request: PlainRequest) -> str:
 
 def recall_token(service: Service, request: PlainRequest) -> Verified | None:
     """Return what the token of a creation says, if it is remembered and still valid."""
-    authorization = request.fields.get(b"authorization")
-    return None if authorization is None else service.authenticator.recall(authorization.decode())
+    authorization = request.authorization
+    return None if authorization is None else service.authenticator.recall(authorization)
 
 
 def key_of(request: PlainRequest) -> str | None:

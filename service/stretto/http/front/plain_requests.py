@@ -55,6 +55,12 @@ class PlainRequest:
     """By name in lower case; of a repeated field, the last value."""
     body: bytes
 
+    @property
+    def authorization(self) -> str | None:
+        """The field that has its token."""
+        field = self.fields.get(b"authorization")
+        return None if field is None else field.decode()
+
 
 class PlainRequests:
     """The requests of one connection."""

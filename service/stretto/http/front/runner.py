@@ -21,6 +21,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from stretto.errors import RequestInvalid
+from stretto.http.admission import UnknownOwner
 from stretto.http.bodies import too_many_bodies
 from stretto.http.front.connection import UNREADABLE, ClientConnection, closing_response
 from stretto.http.front.head_memory import LargeHead
@@ -110,9 +111,10 @@ class ContractRunner(web.AppRunner):
                 await turns_of_users.take(user)
             else:
                 turns = turns_of_others
+                field = request.headers.get(hdrs.AUTHORIZATION)
                 if request.rel_url.raw_path in HEALTH_CHECKS:
                     turns = turns_of_checks
-                elif _is_newcomer(request, client, service):
+                elif service is not None and client.unknown_owner(field) is UnknownOwner.NEW:
                     turns = turns_of_newcomers
                 client.waits_for_turn = True
                 await turns.take(client)
@@ -170,14 +172,6 @@ def _known_user(request: BaseRequest, service: Service | None) -> UserId | None:
         return None
     known = service.authenticator.recall(authorization)
     return None if known is None else known.owner
-
-
-def _is_newcomer(request: BaseRequest, client: ClientConnection, service: Service | None) -> bool:
-    """Return whether nothing is known against a token that was not verified: it may be of a user who is new."""
-    authorization = request.headers.get(hdrs.AUTHORIZATION)
-    if service is None or authorization is None or client.was_refused:
-        return False
-    return not service.authenticator.is_refused(authorization)
 
 
 async def _close_at_last(request: BaseRequest, response: web.StreamResponse) -> None:
