@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.http.front import chunk_turns, chunks
-from stretto.http.front.chunk_turns import ChunkTurns
+from stretto.http.front import chunks, reading_turns
 from stretto.http.settings import ConnectionLimits
 from support.api_client import api_for, token_of
 from support.counted_arrival import Counted, watched_connections
 from support.raw_client import BODY, PING, RawClients, creation_head, raw_clients
+from support.reading_turns import Turns
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -22,33 +22,6 @@ DEADLINE_SECONDS = 30
 READ_SECONDS = 0.5
 POST = creation_head(token_of("alice"), "k") + b"Transfer-Encoding: chunked\r\n\r\n"
 CHUNKS = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"
-
-
-class Turns:
-    """The turns of a service, which begin when the test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.all: list[ChunkTurns] = []
-        make = ChunkTurns.__init__
-
-        def watched(turns: ChunkTurns) -> None:
-            make(turns)
-            self.all.append(turns)
-
-        monkeypatch.setattr(ChunkTurns, "__init__", watched)
-        monkeypatch.setattr(ChunkTurns, "_begin_later", lambda _: None)
-
-    def spend(self) -> None:
-        """Have others' chunks been parsed in this turn."""
-        self.all[0].take(chunk_turns.CHUNKS_A_TURN)
-
-    async def until_waits(self, count: int = 1) -> None:
-        """Wait until so many connections wait."""
-        await until(lambda: len(self.all[0]._waiting) == count)
-
-    def begin(self) -> None:
-        """Begin the next one."""
-        self.all[0]._begin()
 
 
 @pytest.fixture
@@ -81,26 +54,31 @@ async def raw(turns: Turns, counted: Counted, database_url: str) -> AsyncIterato
         yield clients
 
 
-async def test_chunks_wait_for_their_turn_and_nothing_else_does(
+async def test_chunks_wait_for_their_turn_and_a_newcomer_does_not(
     raw: RawClients, turns: Turns
 ) -> None:
-    """Requests without chunks are answered meanwhile, also one that comes in pieces."""
+    """Its first request is answered meanwhile. In its turn, the body costs what its chunks do."""
     turns.spend()
     client = await raw.connect(POST + CHUNKS)
     await turns.until_waits()
-    other = await raw.connect(PING[:9])
-    await (await raw.connect(PING)).answer()
-    other.send(PING[9:])
-    assert 200 == (await other.answer())[0]
+    assert 200 == (await (await raw.connect(PING)).answer())[0]
     assert b"" == client.answered
     turns.begin()
     assert 201 == (await client.answer())[0]
-    assert turns.all[0]._left <= chunk_turns.CHUNKS_A_TURN - len(BODY)
-    turns.spend()
-    client.send(PING[:9])
-    await (await raw.connect(PING)).answer()
-    client.send(PING[9:])
-    assert 200 == (await client.answer())[0]
+    left = min(turns.all[0]._users.left, turns.all[0]._others.left)
+    assert left <= reading_turns.CHUNKS_A_TURN - len(BODY)
+
+
+async def test_a_body_whose_last_chunks_spend_the_turn_waits_for_nothing(
+    raw: RawClients, turns: Turns
+) -> None:
+    """Its connection is idle once it is answered."""
+    # Enough for the head, and for the first of the chunks.
+    turns.all[0]._users.left = turns.all[0]._others.left = reading_turns.CHUNKS_OF_READ + 1
+    client = await raw.connect(POST + CHUNKS)
+    assert 201 == (await client.answer())[0]
+    assert min(turns.all[0]._users.left, turns.all[0]._others.left) < 0
+    assert not turns.all[0]._places
 
 
 async def test_the_rest_may_come_after_the_turn(
@@ -121,8 +99,8 @@ async def test_the_rest_may_come_after_the_turn(
 async def test_they_are_answered_however_they_are_cut(
     cut: int, raw: RawClients, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turn by turn, with what comes behind them."""
-    monkeypatch.setattr(chunk_turns, "CHUNKS_A_TURN", 1)
+    """Turn by turn, with what comes behind them: in each, however short, something is read."""
+    monkeypatch.setattr(reading_turns, "CHUNKS_A_TURN", 1)
     turns.spend()
     data = POST + CHUNKS + PING
     client = await raw.connect(data[:cut])
@@ -269,7 +247,8 @@ async def test_a_head_that_came_in_pieces_is_complete_while_its_chunks_wait(
     client = await raw.connect(POST[:9])
     await until(lambda: bool(counted.clients) and counted.clients[0].is_in_head)
     (ours,) = counted.clients
-    turns.spend()
+    # Enough for the head.
+    turns.all[0]._others.left = 1
     client.send(POST[9:] + CHUNKS)
     await turns.until_waits()
     assert not ours.is_in_head
@@ -283,7 +262,7 @@ async def test_a_client_that_has_gone_has_no_turn(raw: RawClients, turns: Turns)
     turns.spend()
     client = await raw.connect(POST + CHUNKS)
     await turns.until_waits()
-    for each in turns.all[0]._waiting:
+    for each in turns.all[0]._places:
         each.transport.abort()  # type: ignore[attr-defined]
     await turns.until_waits(0)
     assert b"" == await client.closed()

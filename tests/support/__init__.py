@@ -28,6 +28,7 @@
 |---|---|
 | `raw_client` | sends bytes as they are |
 | `counted_arrival` | what a service in this process counts of what its clients have sent |
+| `reading_turns` | turns in which a service in this process reads its clients: they begin when a test says so |
 | `ways` | requests by the way that each takes to its answer |
 | `socket_client` | a client without transports or streams: makes no garbage of its own |
 

@@ -95,7 +95,7 @@ class ClientConnection(CountedArrival):
     @property
     def is_unworked(self) -> bool:
         """Whether it is idle, or no work has begun for its request."""
-        return self.is_idle or self.waits_for_turn or self._is_rejected
+        return self.is_idle or self.is_in_head or self.waits_for_turn or self._is_rejected
 
     @property
     def fields_of_unread(self) -> Mapping[str, str]:
@@ -110,7 +110,7 @@ class ClientConnection(CountedArrival):
     @property
     def is_at_last_request(self) -> bool:
         """Whether the request in progress is the last one of this connection."""
-        return self._is_at_last or (self._server.is_draining and not self._messages)
+        return self._is_at_last or (self._server.is_draining and not (self._messages or self._late))
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive in one piece, which needs no timer."""
@@ -124,7 +124,7 @@ class ClientConnection(CountedArrival):
             # It is never read: flow control stops the client from sending it.
             self._pause_transport_reading()
             return
-        if self._must_wait(data):
+        if self._must_wait(data) or self._must_wait_to_be_read(data):
             self._note_arrived()
             return
         began = perf_counter()
@@ -145,7 +145,7 @@ class ClientConnection(CountedArrival):
         self._note_arrived()
         if self._is_in_body:
             self._head_bytes = 0
-            if self._waits_for_chunks:
+            if self._waits_to_be_read:
                 self._pause_read_timer()
             elif not self._owes_answers:
                 self._start_read_timer()

@@ -52,7 +52,8 @@ class CountedHeads(FastPathConnection):
     @property
     def is_in_head(self) -> bool:
         """Whether the rest of a head is all that is waited for."""
-        return self._ends_in_head and not self._owes_answers and not self._owes_unparsed
+        has_begun = self._ends_in_head or bool(self._late)
+        return has_begun and not (self._owes_answers or self._is_in_body or self._owes_unparsed)
 
     @property
     def _requests_memory(self) -> int:

@@ -40,7 +40,7 @@ class CountedArrival(CountedHeads, BodyClient):
         self._read_timer: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
         self._read_seconds = self._read_left_seconds = manager.limits.read_timeout_seconds
-        """How long a request may take to arrive; what was left of it when its chunks began to wait for us."""
+        """How long a request may take to arrive; what was left of it when it began to wait for us."""
         self._begun: StreamReader | None = None
         """The body of the request whose handler has begun, until its work has taken the body over."""
         self._body_bytes = 0
@@ -54,10 +54,18 @@ class CountedArrival(CountedHeads, BodyClient):
     def arrived_bytes(self) -> int:
         """What has arrived and is not worked on yet."""
         count = len(self._unparsed) + len(self._rest) + len(self._held) + len(self._message_tail)
+        count += len(self._late)
         count += self._requests_memory
         if self._begun is not None:
             count += max(memory_of_body(self._begun), self._body_bytes)
         return count
+
+    def _must_wait_to_be_read(self, data: bytes) -> bool:
+        """Return whether bytes wait until their connection is read; its time does not go on meanwhile."""
+        must_wait = super()._must_wait_to_be_read(data)
+        if must_wait:
+            self._pause_read_timer()
+        return must_wait
 
     def _note_arrived(self) -> None:
         """Count what has arrived."""
@@ -127,7 +135,7 @@ class CountedArrival(CountedHeads, BodyClient):
         self._stop_read_timer()
         self._is_refused = True
         self._arrived.forget(self)
-        self._chunk_turns.forget(self)
+        self._reading_turns.forget(self)
         super().connection_lost(exc)
         self._begun = self._refusal = self._large = None
 
@@ -142,11 +150,12 @@ class CountedArrival(CountedHeads, BodyClient):
             return
         # Nothing more is read. What is held behind a creation in flight has no answer.
         self._has_all = True
-        self._unparsed = self._held = b""
+        is_in_head = self._ends_in_head or bool(self._late and not self._is_in_body)
+        self._unparsed = self._held = self._late = b""
         self._stop_read_timer()
         self._pause_transport_reading()
         self._refuse_waiting()
-        is_in_head, queued = self._ends_in_head, [body for _, body in self._messages]
+        queued = [body for _, body in self._messages]
         self._messages.clear()
         for body in queued:
             # The parser still has the last one, if that is not complete.
@@ -179,15 +188,15 @@ class CountedArrival(CountedHeads, BodyClient):
 
     @property
     def arriving_since(self) -> float | None:
-        """Since when a request arrives, less the time in which its chunks waited for us; None if none does."""
+        """Since when a request arrives, less the time in which it waited for us; None if none does."""
         if self._read_timer is not None:
             return self._read_timer.when() - self._read_seconds
-        if self._waits_for_chunks:
+        if self._waits_to_be_read:
             return self._loop.time() + self._read_left_seconds - self._read_seconds
         return None
 
     def _start_read_timer(self) -> None:
-        if self._read_timer is None and not self._waits_for_chunks:
+        if self._read_timer is None and not self._waits_to_be_read:
             self._read_timer = self._loop.call_later(
                 self._read_left_seconds, self._cut_off, "too_slow"
             )

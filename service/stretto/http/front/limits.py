@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from stretto.http.front.arrived import ARRIVED_BYTES_MAX, ArrivedRequests
-from stretto.http.front.chunk_turns import ChunkTurns
+from stretto.http.front.reading_turns import ReadingTurns
 from stretto.http.front.unread import UNREAD_BYTES_MAX, UnreadAnswers
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class LimitedServer(web.Server):
         self.service = service
         self.unread = UnreadAnswers(UNREAD_BYTES_MAX)
         self.arrived = ArrivedRequests(ARRIVED_BYTES_MAX)
-        self.chunk_turns = ChunkTurns()
+        self.reading_turns = ReadingTurns()
         self._is_stopping = False
         if service is not None:
             service.authenticator.bound_waits(limits.connections_max)

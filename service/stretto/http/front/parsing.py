@@ -13,7 +13,8 @@ from aiohttp.http import HttpRequestParser
 from aiohttp.web_protocol import RequestPayloadError
 
 from stretto.http.front.heads import HeadEnds
-from stretto.http.front.writing import BoundedWriting
+from stretto.http.front.reading_turns import BYTES_OF_CHUNK, CHUNKS_OF_READ
+from stretto.http.front.writing import STRANGER_SECONDS, BoundedWriting
 
 if TYPE_CHECKING:
     from aiohttp import StreamReader
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # A body that waits to be read holds twice as much.
 BODY_BUFFER_BYTES: Final = 32 * 1024
+# Of a first request that is read at once: one with a large head or body waits for its turn.
+NEWCOMER_BYTES_MAX: Final = 4 * 1024
 NO_TRAILERS: Final = "Fields behind the body, trailers, are not accepted."
 
 
@@ -30,8 +33,8 @@ class PartedParsing(BoundedWriting):
     """aiohttp's side of a connection that knows where heads and bodies end."""
 
     __slots__ = (
-        *("_chunk_turns", "_chunks", "_head_ends", "_length", "_newest", "_rest"),
-        "_waits_for_chunks",
+        *("_chunks", "_head_ends", "_is_read", "_late", "_length", "_newest", "_reading_turns"),
+        *("_rest", "_waits_to_be_read"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -47,9 +50,13 @@ class PartedParsing(BoundedWriting):
         self._head_ends = HeadEnds()
         self._rest = b""
         """Of the part that is parsed, what the parser has not been given."""
-        self._chunk_turns = manager.chunk_turns
-        self._waits_for_chunks = False
-        """Whether the rest of a body in chunks waits until others' are parsed."""
+        self._reading_turns = manager.reading_turns
+        self._waits_to_be_read = False
+        """Whether what has arrived, or the rest of a body in chunks, waits until others are read."""
+        self._late = b""
+        """What has arrived since then."""
+        self._is_read = False
+        """Whether anything of it was read."""
 
     def _renew_parser(self) -> None:
         """Take a new parser: one keeps a head that it has read, or a part of one, until the next begins."""
@@ -88,17 +95,42 @@ class PartedParsing(BoundedWriting):
         """Count the chunks that were parsed; return whether they are too many for one body."""
         if self._chunks is None:
             return False
-        self._chunk_turns.take(self._chunks.count())
+        self._reading_turns.take(self, self._chunks.count())
         return self._chunks.are_too_many()
 
+    def _must_wait_to_be_read(self, data: bytes) -> bool:
+        """Return whether bytes that have arrived are kept until the connection has its turn to be read.
+
+        Not where they may be the first request of a client that has just connected: of these, so many are
+        accepted in a turn.
+        """
+        is_newcomer = (
+            not self._is_read
+            and len(data) <= NEWCOMER_BYTES_MAX
+            and self._loop.time() < self.connected_at + STRANGER_SECONDS
+        )
+        if self._waits_to_be_read or not (is_newcomer or self._has_turn_to_be_read()):
+            self._late += data
+            return True
+        self._is_read = True
+        if data:
+            # Chunks that have waited were read before: they could spend their turn by that alone.
+            self._reading_turns.take(self, CHUNKS_OF_READ)
+        return False
+
+    def _has_turn_to_be_read(self) -> bool:
+        """Return whether anything more is read in this turn; if not, wait for the next one."""
+        if self._reading_turns.are_spent(self):
+            self._waits_to_be_read = True
+            self._reading_turns.wait(self)
+            self._pause_transport_reading()
+        return not self._waits_to_be_read
+
     def _must_wait_for_chunks(self) -> bool:
-        """Return whether nothing more is parsed in this turn: the body goes on, and too many chunks were."""
-        if not self._waits_for_chunks and self._chunks is not None and self._is_in_body:
-            self._waits_for_chunks = self._chunk_turns.are_spent
-            if self._waits_for_chunks:
-                self._chunk_turns.wait(self)
-                self._pause_transport_reading()
-        return self._waits_for_chunks
+        """Return whether nothing more is parsed in this turn: the body goes on, and too much was."""
+        if not self._waits_to_be_read and self._chunks is not None and self._is_in_body:
+            self._has_turn_to_be_read()
+        return self._waits_to_be_read
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002 aiohttp's
         """Read on where flow control has paused that: aiohttp calls this for each chunk that is read."""
@@ -106,16 +138,17 @@ class PartedParsing(BoundedWriting):
             super().resume_reading(resume_parser)
 
     def _resume_transport_reading(self) -> None:
-        """Read on, unless chunks wait: whatever has paused it before, and needs that no more."""
-        if not self._waits_for_chunks:
+        """Read on, unless something waits: whatever has paused it before, and needs that no more."""
+        if not self._waits_to_be_read:
             super()._resume_transport_reading()
 
     def go_on(self) -> None:
-        """Parse what has waited for its turn."""
-        self._waits_for_chunks = False
+        """Read what has waited for its turn."""
+        self._waits_to_be_read = False
         if not (self._reading_paused or self._buffer_paused):
             self._resume_transport_reading()
-        self.data_received(b"")
+        late, self._late = self._late, b""
+        self.data_received(late)
 
     def _next_part(self) -> bytes:
         """Take the next bytes, up to the end of a head or of a body at most; none if the body has ended."""
@@ -125,6 +158,7 @@ class PartedParsing(BoundedWriting):
         elif self._newest is None or self._newest.is_eof():
             rest = rest[self._head_ends.blanks_in(rest) :]
             count = self._head_ends.end_in(rest)
+            self._reading_turns.take(self, CHUNKS_OF_READ + count // BYTES_OF_CHUNK)
         elif self._chunks is not None:
             count = self._chunks.framing.end_in(rest)
         else:
