@@ -157,7 +157,9 @@ async def test_an_answer_is_known_as_its_users(
                 field = f"Authorization: Bearer {token}\r\n" if token else ""
                 client.send(f"GET /v1/groups HTTP/1.1\r\nHost: x\r\n{field}\r\n".encode())
                 await client.answer()
-    assert ["alice", "bob", None, "alice", None, "bob"] == users
+            client.send(b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert 404 == (await client.answer())[0]
+    assert ["alice", "bob", None, "alice", None, None, "bob", None] == users
 
 
 async def test_a_large_answer_waits_in_parts_for_its_reader(

@@ -87,7 +87,7 @@ async def test_a_client_waits_for_few_requests_of_another(
 async def test_who_shows_no_token_waits_for_one_request_of_each_connection(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sessions of browsers, whose token is elsewhere, are not one client together.
+    """They are not one client together.
 
     Headers that were not verified are none: each request may have one of its own.
     """

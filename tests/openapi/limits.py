@@ -24,7 +24,7 @@ from stretto.domain import (
 from stretto.errors import Retry
 from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
-from stretto.http.routes.events import TOKEN_SUBPROTOCOL
+from stretto.http.requests import TOKEN_SUBPROTOCOL
 from stretto.members import ADMIN, MEMBER, ROLES
 from stretto.metadata import METADATA_BYTES_MAX, METADATA_LEVELS_MAX, NUMBER_MAX
 from stretto.postgres.changes import CHANGE_TYPES

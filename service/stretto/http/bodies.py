@@ -36,6 +36,9 @@ class BodyClient:
 
     __slots__ = ()
 
+    user: UserId | None
+    """Whose token the last request has shown."""
+
     def begin_body(self, owner: UserId, refusal: asyncio.Timeout) -> None:
         """Note whose body is read; one that is refused while it waits is ended by this time-out."""
         raise NotImplementedError

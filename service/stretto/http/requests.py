@@ -28,6 +28,7 @@ from stretto.errors import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from aiohttp.web_request import BaseRequest
     from multidict import CIMultiDictProxy
 
 BODY_UNREADABLE: Final = "cannot be decompressed, is cut off or comes in too many chunks"
@@ -35,12 +36,41 @@ BODY_UNREADABLE: Final = "cannot be decompressed, is cut off or comes in too man
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 
+TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
+# That are looked at: clients of events offer two. Thousands take a millisecond, before their request's turn.
+SUBPROTOCOLS_MAX: Final = 16
 # More than any route has. Thousands take milliseconds to parse.
 PARAMETERS_MAX: Final = 16
 _ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
 # Of one body (RFC 1952, 2.2): what is behind a member is copied before the next one.
 MEMBERS_MAX: Final = 16
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
+
+
+def wants_websocket(request: BaseRequest) -> bool:
+    """Return whether a request asks for a WebSocket, in whatever form."""
+    return request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
+
+
+def read_subprotocols(request: BaseRequest) -> list[str]:
+    """Return the first subprotocols that a client offers."""
+    names = request.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",", SUBPROTOCOLS_MAX)
+    return [name.strip() for name in names[:SUBPROTOCOLS_MAX]]
+
+
+def read_authorizations(request: BaseRequest) -> list[str]:
+    """Return a request's tokens, each as `Authorization` has it.
+
+    A browser's WebSocket can carry one only as a subprotocol.
+    """
+    fields = request.headers.getall(hdrs.AUTHORIZATION, [])
+    if wants_websocket(request):
+        fields += [
+            f"Bearer {name.removeprefix(TOKEN_SUBPROTOCOL)}"
+            for name in read_subprotocols(request)
+            if name.startswith(TOKEN_SUBPROTOCOL)
+        ]
+    return fields
 
 
 def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:

@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 
 from stretto.creation.flight import public_error
 from stretto.errors import InternalError, RequestInvalid, StrettoError
+from stretto.http.bodies import BodyClient
 from stretto.http.problems import final_problem, problem_of_exception, problem_response
 from stretto.http.request_ids import context_of
 from stretto.http.request_spans import begin_span, end_span, is_traced
@@ -85,8 +86,19 @@ async def authenticate(request: web.Request, scope: Scope) -> Verified:
     """Return what the request's token says; raises `Unauthenticated` or `InsufficientScope`."""
     fields = request.headers.getall(hdrs.AUTHORIZATION, [])
     authorization = fields[0] if len(fields) == 1 else None
-    token = await request.app[SERVICE].authenticator.verify(authorization)
+    token = await verify(request, authorization)
     token.require(scope)
+    return token
+
+
+async def verify(request: web.Request, authorization: str | None) -> Verified:
+    """Return what a token says, and note whose connection it is: it may be verified only now.
+
+    A session may go on for a day, and what waits for its client must not count as strangers'.
+    """
+    token = await request.app[SERVICE].authenticator.verify(authorization)
+    if isinstance(request.protocol, BodyClient):
+        request.protocol.user = token.owner
     return token
 
 

@@ -331,6 +331,32 @@ async def test_what_was_verified_is_recalled_for_that_very_token_alone() -> None
         assert known.recall(other) is None
 
 
+async def test_a_token_that_is_to_be_verified_again_names_its_owner() -> None:
+    """Until it ends or is refused, or the keys change; it allows nothing before it is verified."""
+    clock, now = float(NOW), 0.0
+    known = Authenticator(TokenSettings(jwt_secret=SECRET), lambda: clock, lambda: now)
+    authorization, forged = bearer(exp=NOW + 60), bearer(exp=NOW + 60)[:-8] + "AAAAAAAA"
+    assert known.owner_of(authorization) is None
+    for forget in ("end", "refusal", "keys"):
+        await owner_of(known, authorization)
+        now += VERIFIED_SECONDS_MAX
+        with pytest.raises(Unauthenticated):
+            await owner_of(known, forged)
+        assert known.recall(authorization) is None
+        assert (None, "alice") == (known.owner_of(forged), known.owner_of(authorization))
+        if forget == "end":
+            clock += 60
+        elif forget == "keys":
+            known._keys_changed([])
+        else:
+            keys, known._keys = known._keys, (VERIFIES_NOTHING,)
+            with pytest.raises(Unauthenticated):
+                await owner_of(known, authorization)
+            known._keys = keys
+        assert known.owner_of(authorization) is None
+        clock = float(NOW)
+
+
 @pytest.mark.parametrize("claims", [{}, {"exp": NOW + 10**6}])
 async def test_a_token_is_verified_again_after_a_while(claims: dict[str, Any]) -> None:
     """So a key that is withdrawn counts for minutes, not for ever, whatever end the token has."""

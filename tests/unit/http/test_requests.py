@@ -15,6 +15,8 @@ from stretto.domain import NewGroup, UserId
 from stretto.errors import FieldError, KeyInvalid, KeyMissing, ParameterError, RequestInvalid
 from stretto.http.requests import (
     PARAMETERS_MAX,
+    SUBPROTOCOLS_MAX,
+    read_authorizations,
     read_first_sent,
     read_key,
     read_limit,
@@ -298,3 +300,39 @@ def test_another_page_size_is_refused(value: str) -> None:
     """Rather than silently made to fit."""
     with pytest.raises(RequestInvalid, match=f"limit: must be 1 to {PAGE_ITEMS_MAX}"):
         read_limit({"limit": value})
+
+
+@pytest.mark.parametrize(
+    ("expected", "fields"),
+    [
+        (
+            ["Bearer a"],
+            [("Authorization", "Bearer a"), ("Sec-WebSocket-Protocol", "stretto.token.b")],
+        ),
+        (
+            ["Bearer b"],
+            [("Upgrade", "WebSocket"), ("Sec-WebSocket-Protocol", "v1, stretto.token.b")],
+        ),
+        (
+            ["Bearer a", "Bearer b"],
+            [
+                ("Authorization", "Bearer a"),
+                ("Upgrade", "websocket"),
+                ("Sec-WebSocket-Protocol", "stretto.token.b" + ",stretto.v1" * SUBPROTOCOLS_MAX),
+            ],
+        ),
+        (
+            [],
+            [
+                ("Upgrade", "websocket"),
+                ("Sec-WebSocket-Protocol", "stretto.v1," * SUBPROTOCOLS_MAX + "stretto.token.b"),
+            ],
+        ),
+    ],
+)
+def test_a_token_is_read_from_the_first_subprotocols_of_a_websocket(
+    expected: list[str], fields: list[tuple[str, str]]
+) -> None:
+    """They are read before a request has its turn: thousands of them must cost nothing."""
+    request = make_mocked_request("GET", "/v1/events", headers=headers(*fields))
+    assert expected == read_authorizations(request)

@@ -158,12 +158,13 @@ class FastPathConnection(BoundedQueue):
         self._request = RequestContext(taken_id_of(creation))
         self._cors = service.cors.lines(creation.fields.get(b"origin"))
         token = recall_token(service, creation)
-        owner = self.unknown_owner(creation.authorization) if token is None else token.owner
+        owner = self.owner_of(creation.authorization) if token is None else token.owner
         has_room = service.shedder.has_room(owner, len(creation.body))
         self._began = began
+        if not isinstance(owner, UnknownOwner):
+            self.user = owner
         if token is not None:
             self._was_refused = False
-            self.user = token.owner
             if _CREATE in token.scopes and self._begin_unparsed(
                 service, token, creation, may_start=has_room
             ):
@@ -174,10 +175,13 @@ class FastPathConnection(BoundedQueue):
         self._is_rejected = True
         return True
 
-    def unknown_owner(self, authorization: str | None) -> UnknownOwner:
-        """Return what is known against a token, whose owner is not known."""
-        assert self._service is not None
-        if authorization is None or self._service.authenticator.is_refused(authorization):
+    def owner_of(self, authorization: str | None) -> UserId | UnknownOwner:
+        """Return whose a token is, also one to be verified again; or what is known against it."""
+        if self._service is None or authorization is None:
+            return UnknownOwner.REFUSED
+        if owner := self._service.authenticator.owner_of(authorization):
+            return owner
+        if self._service.authenticator.is_refused(authorization):
             return UnknownOwner.REFUSED
         return UnknownOwner.DOUBTED if self._was_refused else UnknownOwner.NEW
 
@@ -266,10 +270,7 @@ class FastPathConnection(BoundedQueue):
         """Count a creation that the parser has accepted until its handler begins."""
         message = self._messages[-1][0]
         if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
-            token = recall_token(service, creation)
-            self._admitted_owner = (
-                self.unknown_owner(creation.authorization) if token is None else token.owner
-            )
+            self._admitted_owner = self.owner_of(creation.authorization)
             service.shedder.admit(self._admitted_owner)
             self._is_admitted = True
 

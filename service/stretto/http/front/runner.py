@@ -28,6 +28,7 @@ from stretto.http.front.head_memory import LargeHead
 from stretto.http.front.heads import is_odd
 from stretto.http.front.limits import LimitedServer
 from stretto.http.problems import problem_of_exception, problem_response
+from stretto.http.requests import read_authorizations
 from stretto.http.service import BEGAN, SERVICE
 from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
 
     from stretto.domain import UserId
-    from stretto.http.service import Service
     from stretto.http.settings import ConnectionLimits
 
 # The parser also accepts 0.9 and 2.0, which are not served here.
@@ -106,15 +106,15 @@ class ContractRunner(web.AppRunner):
             client.begin()
             # The waits for a turn are a part of the time that a client waits.
             request[BEGAN] = perf_counter()
-            user = client.user = _known_user(request, service)
+            owner = _owner_of(request, client)
+            user = client.user = None if isinstance(owner, UnknownOwner) else owner
             if user is not None:
                 await turns_of_users.take(user)
             else:
                 turns = turns_of_others
-                field = request.headers.get(hdrs.AUTHORIZATION)
                 if request.rel_url.raw_path in HEALTH_CHECKS:
                     turns = turns_of_checks
-                elif service is not None and client.unknown_owner(field) is UnknownOwner.NEW:
+                elif owner is UnknownOwner.NEW:
                     turns = turns_of_newcomers
                 client.waits_for_turn = True
                 await turns.take(client)
@@ -134,9 +134,9 @@ class ContractRunner(web.AppRunner):
             except UnicodeError:
                 # aiohttp repeats an unknown expectation in its answer; this one cannot be decoded.
                 response = problem_response(RequestInvalid([], UNREADABLE))
-            if user is None:
-                # Its handler may have verified the token only now.
-                client.user = _known_user(request, service)
+            if response.status == HTTPStatus.UNAUTHORIZED:
+                # It was a user's token, and is none's now.
+                client.user = None
             return response
 
         return ContractServer(
@@ -161,17 +161,14 @@ def _as_served(message: Any) -> Any:
     return message
 
 
-def _known_user(request: BaseRequest, service: Service | None) -> UserId | None:
-    """Return who takes turns with other users; None where the connection does, with other connections.
+def _owner_of(request: BaseRequest, client: ClientConnection) -> UserId | UnknownOwner:
+    """Return who takes turns with other users; where it is not known, the connection does with others.
 
-    A header that was not verified is no client: each request may have one of its own. And those
-    without one, such as sessions of browsers, are not one client together.
+    A token that was not verified is no client: each request may have one of its own. And those
+    without one are not one client together.
     """
-    authorization = request.headers.get(hdrs.AUTHORIZATION)
-    if service is None or authorization is None:
-        return None
-    known = service.authenticator.recall(authorization)
-    return None if known is None else known.owner
+    fields = read_authorizations(request)
+    return client.owner_of(fields[0] if len(fields) == 1 else None)
 
 
 async def _close_at_last(request: BaseRequest, response: web.StreamResponse) -> None:

@@ -25,8 +25,13 @@ from stretto.events.close_codes import CloseCode
 from stretto.events.place import Place, PositionLost
 from stretto.http.bodies import BodyClient
 from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
-from stretto.http.requests import read_query
-from stretto.http.service import SERVICE
+from stretto.http.requests import (
+    read_authorizations,
+    read_query,
+    read_subprotocols,
+    wants_websocket,
+)
+from stretto.http.service import SERVICE, verify
 from stretto.http.tokens.scopes import Scope
 from stretto.store_errors import StoreError
 from stretto.telemetry.logs import logger
@@ -47,7 +52,6 @@ READ_ON_SECONDS: Final = 10.0
 READ_BYTES_PER_SECOND: Final = 4096
 # Of Accept, that are looked at: clients of events name one or two, and thousands cost a millisecond.
 RANGES_MAX: Final = 16
-TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
 _EVENT_STREAM: Final = "text/event-stream"
 # 16 bytes in base64.
 _WEBSOCKET_KEY: Final = re.compile(r"[A-Za-z0-9+/]{22}==")
@@ -57,7 +61,7 @@ _WEIGHT_OF_ZERO: Final = re.compile(r"(?:^|;)\s*q\s*=\s*0(?:\.0{0,3})?\s*(?:$|;)
 async def open_session(request: web.Request) -> web.StreamResponse:
     """`GET /v1/events`: send the user's events until the client or the service ends the session."""
     service = request.app[SERVICE]
-    token = await service.authenticator.verify(_authorization(request))
+    token = await verify(request, _authorization(request))
     token.require(Scope.EVENTS)
     query = read_query(request, "since")
     stream = _stream(request, service.streams)
@@ -160,7 +164,7 @@ def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
     if request.body_exists:
         # It might never come in full, and a client's end shows only behind it.
         raise RequestInvalid([], "A request for events has no body.")
-    if _wants_websocket(request):
+    if wants_websocket(request):
         # A script of any page may open a WebSocket and read it; browsers guard all other requests, and
         # let pages read those by what `cors.py` says.
         _require_origin(request, settings.origins)
@@ -183,10 +187,6 @@ def _accepts_events(request: web.Request) -> bool:
         if media_type.strip() == _EVENT_STREAM:
             return _WEIGHT_OF_ZERO.search(parameters) is None
     return False
-
-
-def _wants_websocket(request: web.Request) -> bool:
-    return request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
 
 
 def _is_handshake(stream: WebSocketStream, request: web.Request) -> bool:
@@ -216,24 +216,13 @@ def _require_origin(request: web.Request, allowed: frozenset[str]) -> None:
 def _require_subprotocol(request: web.Request) -> None:
     """Raise `RequestInvalid` for a list of subprotocols without ours; no list is fine."""
     fields = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, [])
-    if fields and (len(fields) > 1 or SUBPROTOCOL not in _subprotocols(request)):
+    if fields and (len(fields) > 1 or SUBPROTOCOL not in read_subprotocols(request)):
         raise RequestInvalid([], f"Offer the subprotocol {SUBPROTOCOL}.")
 
 
-def _subprotocols(request: web.Request) -> list[str]:
-    field = request.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "")
-    return [name.strip() for name in field.split(",")]
-
-
 def _authorization(request: web.Request) -> str | None:
-    """Return the one token; a browser's WebSocket can carry it only as a subprotocol."""
-    fields = request.headers.getall(hdrs.AUTHORIZATION, [])
-    if _wants_websocket(request):
-        fields += [
-            f"Bearer {name.removeprefix(TOKEN_SUBPROTOCOL)}"
-            for name in _subprotocols(request)
-            if name.startswith(TOKEN_SUBPROTOCOL)
-        ]
+    """Return the one token."""
+    fields = read_authorizations(request)
     if len(fields) > 1:
         raise Unauthenticated("The request needs exactly one token.")
     return fields[0] if fields else None

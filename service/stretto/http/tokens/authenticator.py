@@ -140,12 +140,15 @@ class Authenticator:
         if known is not None:
             return known
         token = _bearer(authorization)
+        signed = _signed(token)
         try:
             verified = await self._verify(token)
         except Unauthenticated:
             self._refusals.add(token)
+            # It names its owner no longer. With a forged signature it is not the one that was verified.
+            if self._verified.get(signed, _UNKNOWN)[0] == token:
+                del self._verified[signed]
             raise
-        signed = _signed(token)
         # Removed first, so that a token that is verified again becomes the youngest.
         self._verified.pop(signed, None)
         if len(self._verified) >= VERIFIED_MAX:
@@ -154,13 +157,28 @@ class Authenticator:
         return verified
 
     def recall(self, authorization: str) -> Verified | None:
-        """Return the claims of this header's token, if it is remembered and still valid."""
+        """Return the claims of this header's token, if it is remembered and need not be verified again."""
+        known = self._remembered(authorization)
+        if known is None or self._monotonic_seconds() >= known.until:
+            return None
+        return known
+
+    def owner_of(self, authorization: str) -> UserId | None:
+        """Return whose this header's token is, also while it has to be verified again.
+
+        It says whose turn it is and whose connection, and allows nothing: else all that a user sends each
+        five minutes would wait with the requests of strangers.
+        """
+        known = self._remembered(authorization)
+        return None if known is None else known.owner
+
+    def _remembered(self, authorization: str) -> Verified | None:
+        """Return the claims of this header's token, if it was verified, and has neither ended nor been refused."""
         scheme, _, token = authorization.partition(" ")
         spelled, known = self._verified.get(_signed(token), _UNKNOWN)
         if known is None or spelled != token or scheme.lower() != "bearer":
             return None
-        is_good = self._clock_seconds() < known.ends_at
-        return known if is_good and self._monotonic_seconds() < known.until else None
+        return known if self._clock_seconds() < known.ends_at else None
 
     def is_refused(self, authorization: str) -> bool:
         """Return whether this header's token is known not to be valid, at little cost."""
