@@ -69,15 +69,14 @@ async def test_chunks_wait_for_their_turn_and_a_newcomer_does_not(
     assert left <= reading_turns.CHUNKS_A_TURN - len(BODY)
 
 
-async def test_a_body_whose_last_chunks_spend_the_turn_waits_for_nothing(
-    raw: RawClients, turns: Turns
+async def test_a_connection_whose_body_is_complete_waits_for_no_turn(
+    raw: RawClients, turns: Turns, counted: Counted
 ) -> None:
-    """Its connection is idle once it is answered."""
-    # Enough for the head, and for the first of the chunks.
-    turns.all[0]._users.left = turns.all[0]._others.left = reading_turns.CHUNKS_OF_READ + 1
+    """Nothing is left to be read."""
     client = await raw.connect(POST + CHUNKS)
     assert 201 == (await client.answer())[0]
-    assert min(turns.all[0]._users.left, turns.all[0]._others.left) < 0
+    turns.spend()
+    assert not counted.clients[0]._is_held_up
     assert not turns.all[0]._places
 
 
