@@ -114,7 +114,9 @@ async def test_a_newcomer_is_one_with_a_small_request_that_comes_soon(
             client.send(PING)
             await client.answer()
         turns.spend()
-        client.send(PING[:-2] + b"X: %b\r\n\r\n" % (b"x" * (NEWCOMER_BYTES_MAX * (kind == "large"))))
+        client.send(
+            PING[:-2] + b"X: %b\r\n\r\n" % (b"x" * (NEWCOMER_BYTES_MAX * (kind == "large")))
+        )
         await turns.until_waits()
         turns.begin()
         assert 200 == (await client.answer())[0]

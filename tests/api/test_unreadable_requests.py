@@ -207,7 +207,7 @@ async def test_a_connection_that_nothing_answers_any_more_is_closed(
     # aiohttp makes one for each request, before anything that it would answer for.
     monkeypatch.setattr("aiohttp.web_protocol.StreamWriter", fail)
     async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as clients:
-        client = await clients.connect(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        client = await clients.connect(b"GET /livez? HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await client.closed() == b""
 
 

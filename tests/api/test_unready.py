@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stretto.assembly.application import create_app
-from stretto.http.routes.health import KEYS_UNKNOWN
+from stretto.http.readiness import KEYS_UNKNOWN
 from stretto.http.service import SERVICE
 from stretto.http.tokens import jwks
 from stretto.http.tokens.settings import TokenSettings

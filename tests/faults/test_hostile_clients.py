@@ -18,7 +18,7 @@ from stretto.codec import BODY_BYTES_MAX
 from stretto.http.front.heads import HEAD_BYTES_MAX
 from support.api_client import Api, connected_api, token_of
 from support.database import pend
-from support.raw_client import BODY, PING, RawClients, creation_head, raw_clients
+from support.raw_client import BODY, PING, RawClient, RawClients, creation_head, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -177,10 +177,18 @@ async def test_where_it_is_crowded_those_that_owe_a_request_make_room(
 ) -> None:
     """The longest first; newcomers are served although none has timed out."""
     service = await start_service(CONNECTIONS_MAX="50", READ_TIMEOUT_SECONDS="600")
+
+    async def connect() -> RawClient:
+        client = await raw.connect(request_bytes)
+        if request_bytes == SLOW["second head"]:
+            # One whose first request waits for its turn owes nothing yet, and makes room before all that do.
+            await client.answer()
+        return client
+
     async with clients_of(service) as (api, raw):
-        first = [await raw.connect(request_bytes) for _ in range(50)]
+        first = [await connect() for _ in range(50)]
         await (await raw.connect(PING)).answer()
-        more = [await raw.connect(request_bytes) for _ in range(50)]
+        more = [await connect() for _ in range(50)]
         for client in first:
             await client.closed()
         assert (await api.create("k")).status == 201

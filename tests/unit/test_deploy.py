@@ -18,8 +18,9 @@ from stretto.creation.creator import WAIT_SECONDS_MAX
 from stretto.environment import read_settings
 from stretto.http.app import ROUTES
 from stretto.http.event_streams import UNACKNOWLEDGED_SECONDS
+from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.front.serving import KEEP_ALIVE_SECONDS
-from stretto.http.routes.health import PING_SECONDS
+from stretto.http.readiness import PING_SECONDS
 from stretto.start_errors import ConfigurationError
 from stretto.supervisor import STOP_SECONDS
 from support.programs import find_program
@@ -257,8 +258,12 @@ def test_probes_ask_what_the_service_answers() -> None:
         for name in ("startup", "liveness", "readiness")
     }
     assert {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"} == paths
-    (checked,) = re.findall(r"option httpchk GET (\S+)", HAPROXY)
+    (checked,) = re.findall(r"option httpchk GET (\S+) HTTP/1.1\n", HAPROXY)
+    (host,) = re.findall(r"http-check send hdr Host (\S+)\n", HAPROXY)
     assert "/readyz" == checked
+    # As haproxy writes it: in this form a flood of checks does not keep it waiting.
+    head = f"GET {checked} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+    assert PlainRequests().read(head.encode()) is not None
     assert {*paths.values(), "/v1/events"} <= {route.path for route in ROUTES}
     assert [{"name": "http", "containerPort": Settings().port}] == pod["ports"]
     assert {"http"} == {pod[name]["httpGet"]["port"] for name in pod if name.endswith("Probe")}

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from aiohttp.helpers import rfc822_formatted_time
 
 from stretto.errors import Overloaded
-from stretto.http.answers import problem_answer
+from stretto.http.answers import around_date
 from stretto.http.problems import problem_response
 
 if TYPE_CHECKING:
@@ -237,6 +237,4 @@ def _has_weight(owner: UserId | UnknownOwner) -> bool:
 
 def _answer(pause_seconds: int) -> tuple[bytes, bytes]:
     """Return the answer that the routes give to an overload: what is before its date, and behind."""
-    response = problem_response(Overloaded(retry_after_seconds=pause_seconds))
-    before, _, behind = problem_answer(response, "\0").partition(b"\0")
-    return before, behind
+    return around_date(problem_response(Overloaded(retry_after_seconds=pause_seconds)))

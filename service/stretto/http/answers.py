@@ -1,4 +1,4 @@
-"""Answers to a creation that the fast path and the routes send alike, byte for byte."""
+"""Answers that the fast path and the routes send alike, byte for byte."""
 
 from __future__ import annotations
 
@@ -59,10 +59,16 @@ def _around_id(status: AnswerStatus, date: str) -> tuple[bytes, bytes]:
     return before, behind
 
 
-def problem_answer(response: web.Response, date: str) -> bytes:
-    """Return a problem document as it is sent."""
+def written_answer(response: web.Response, date: str) -> bytes:
+    """Return an answer with a document as it is sent."""
     assert isinstance(response.body, bytes)
     return _written(HTTPStatus(response.status), response.headers, response.body, date)
+
+
+def around_date(response: web.Response) -> tuple[bytes, bytes]:
+    """Return an answer with a document as it is sent: what is before its date, and behind."""
+    before, _, behind = written_answer(response, "\0").partition(b"\0")
+    return before, behind
 
 
 def _written(status: HTTPStatus, own_fields: Mapping[str, str], body: bytes, date: str) -> bytes:

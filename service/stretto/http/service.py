@@ -69,6 +69,8 @@ class Service:
     tracing: Tracing | None = None
     """None without a provider of tracers."""
     exposition: Shared[bytes] = field(default_factory=Shared)
+    database_asked: Shared[bool] = field(default_factory=Shared)
+    """Whether the database takes our work, as `/readyz` asks."""
 
     async def own_exposition(self) -> bytes:
         """Return the metrics of this process in Prometheus' text format."""

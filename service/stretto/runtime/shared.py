@@ -22,14 +22,18 @@ class Shared(Generic[Result]):
 
     async def get(self, make: Callable[[], Awaitable[Result]]) -> Result:
         """Return a result whose making has begun after this call; raises what `make` raises."""
+        making = self.ask(make)
+        # Of those who wait, one may leave.
+        await asyncio.wait((making,))
+        return making.result()
+
+    def ask(self, make: Callable[[], Awaitable[Result]]) -> asyncio.Task[Result]:
+        """Return what makes such a result, for all who ask before it has begun."""
         # One that is done was cancelled before it began, as a host may do with every task, or has
         # run within `create_task`, as an eager one does.
         if self._next is None or self._next.done():
             self._next = asyncio.create_task(self._make(make, self._current), name="shared result")
-        making = self._next
-        # Of those who wait, one may leave.
-        await asyncio.wait((making,))
-        return making.result()
+        return self._next
 
     async def _make(
         self, make: Callable[[], Awaitable[Result]], before: asyncio.Task[Result] | None

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX = 10
 READ = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 # Of a client that does something else than to wait for an answer.
-FIRST = {"is silent": b"", "is rejected": b"", "waits for a check's": PING, "sends a head": PING[:20]}
+FIRST = {
+    "is silent": b"",
+    "is rejected": b"",
+    "waits for a check's": PING,
+    "sends a head": PING[:20],
+}
 EXPECTANT = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
 
 
@@ -137,7 +142,14 @@ async def test_a_search_that_makes_room_is_followed_by_the_next(
 
 @pytest.mark.parametrize(
     "does",
-    ["is silent", "is idle", "waits for its turn", "waits for a check's", "is rejected", "sends a head"],
+    [
+        "is silent",
+        "is idle",
+        "waits for its turn",
+        "waits for a check's",
+        "is rejected",
+        "sends a head",
+    ],
 )
 async def test_connections_of_strangers_make_room_before_all_others(
     does: str, monkeypatch: pytest.MonkeyPatch

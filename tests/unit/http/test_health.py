@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stretto.errors import DatabaseUnavailable
-from stretto.http.routes import health
+from stretto.http import readiness
 from stretto.http.routes.health import metrics, readyz
 from stretto.http.service import SERVICE
 from stretto.runtime.shared import Shared
@@ -32,6 +31,7 @@ def asking(ping: Callable[[], Awaitable[None]]) -> web.Request:
         runner=SimpleNamespace(down=[], up={}),
         authenticator=SimpleNamespace(has_keys=lambda: True),
         reads=SimpleNamespace(ping=ping),
+        database_asked=Shared(),
     )
     return cast("web.Request", SimpleNamespace(app={SERVICE: service}))
 
@@ -40,14 +40,13 @@ async def test_a_health_check_does_not_wait_for_a_silent_database(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A load balancer would take the instance for one that hangs, and cut off all that it has."""
-    monkeypatch.setattr(health, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(readiness, "PING_SECONDS", 0.01)
 
     async def ping() -> None:
         await asyncio.Event().wait()
 
     async with asyncio.timeout(DEADLINE_SECONDS):
-        with pytest.raises(DatabaseUnavailable):
-            await readyz(asking(ping))
+        assert 503 == (await readyz(asking(ping))).status
     (line,) = caplog.records
     assert "no answer to a health check yet" in str(line.__dict__)
 
@@ -60,14 +59,59 @@ async def test_a_health_check_says_what_may_be_wrong_and_names_nothing(
     async def ping() -> None:
         raise Unreachable("permission denied for table secret")
 
-    with pytest.raises(DatabaseUnavailable) as caught:
-        await readyz(asking(ping))
+    answer = (await readyz(asking(ping))).text
     (line,) = caplog.records
+    assert answer is not None
     assert "permission denied for table secret" in str(line.__dict__)
-    assert "is read-only, has no connection left, or lacks a table" in caught.value.detail
-    assert "request.database_unavailable in the log" in caught.value.detail
-    assert "secret" not in caught.value.detail
-    assert "the same request" not in caught.value.detail
+    assert "is read-only, has no connection left, or lacks a table" in answer
+    assert "request.database_unavailable in the log" in answer
+    assert "secret" not in answer
+    assert "the same request" not in answer
+
+
+async def test_a_health_check_waits_for_no_longer_where_another_waits_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its time runs from when it has asked, not from when the database is asked for it."""
+    monkeypatch.setattr(readiness, "PING_SECONDS", 0.0)
+
+    async def ping() -> None:
+        await asyncio.Event().wait()
+
+    service = asking(ping).app[SERVICE]
+    is_over = asyncio.Event()
+
+    async def first() -> bool:
+        await is_over.wait()
+        return True
+
+    before = service.database_asked.ask(first)
+    await asyncio.sleep(0)
+    behind = service.database_asked.ask(readiness.asking(service))
+    monkeypatch.setattr(readiness, "PING_SECONDS", DEADLINE_SECONDS)
+    is_over.set()
+    async with asyncio.timeout(DEADLINE_SECONDS / 2):
+        assert [True, False] == [await before, await behind]
+
+
+async def test_the_database_is_asked_once_for_all_that_ask_before() -> None:
+    """Any client may ask: thousands of connections do not keep a proxy's check waiting."""
+    pings = 0
+    may_end = asyncio.Event()
+
+    async def ping() -> None:
+        nonlocal pings
+        pings += 1
+        await may_end.wait()
+
+    request = asking(ping)
+    first = [asyncio.create_task(readyz(request)) for _ in range(5)]
+    await until(lambda: pings)
+    behind = [asyncio.create_task(readyz(request)) for _ in range(5)]
+    await asyncio.sleep(0)
+    may_end.set()
+    assert [200] * 10 == [(await answer).status for answer in (*first, *behind)]
+    assert 2 == pings
 
 
 async def test_metrics_are_written_once_for_all_that_ask_meanwhile() -> None:

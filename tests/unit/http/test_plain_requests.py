@@ -36,6 +36,9 @@ OTHERS = {
     "whole URL": PLAIN.replace(b"/v1/groups", b"http://x/v1/groups"),
     "no fields": b"POST /v1/groups HTTP/1.1\r\n\r\n",
     "last of its connection": START + b"Connection: close\r\n" + LENGTH + b"\r\n" + BODY,
+    "a last listing": GET.replace(b"Host: x", b"Host: x\r\nConnection: close"),
+    "a check's other hop": b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close, x\r\n\r\n",
+    "a last check that is none": b"GET /livez? HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     "another protocol": START + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     "chunks": START + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "expectation": START + b"expect: 100-continue\r\n" + LENGTH + b"\r\n" + BODY,
@@ -89,6 +92,19 @@ def test_a_plain_request_is_read_as_it_was_sent() -> None:
         read.body,
     )
     assert PlainRequest(b"GET /v1/groups?limit=2", {b"host": b"x"}, b"") == requests.read(GET)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_a_health_check_may_be_the_last_of_its_connection(path: str) -> None:
+    """As haproxy and the kubelet send it."""
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode()
+    kept = PlainRequests().read(head + b"\r\n")
+    requests = PlainRequests()
+    last = requests.read(head + b"connection: Close\r\n\r\n")
+    assert kept is not None
+    assert last is not None
+    assert requests.read(GET) is None
+    assert [False, True] == [kept.is_last, last.is_last]
 
 
 @pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
@@ -152,7 +168,7 @@ HOSTS = [b"x", b"x:80", b"[::1]:80", b"a.example", b"", b"x y", b"a@x", b"x/y", 
 ODD_VALUES = b"x 0 5 16 +5 05 5,5 chunked identity gzip keep-alive close upgrade".split()
 ODD_VALUES += [b"keep-alive, x", b"Keep-Alive", b"100-continue", b"", b"a\nb", b"a\rb", b"\x80"]
 STARTS = [b"POST /v1/groups", b"GET /", b"HEAD /x?y", b"OPTIONS /", b"OPTIONS *", b"PATCH /"]
-STARTS += [b"post /", b"POST x", b"GET //"]
+STARTS += [b"GET /livez", b"GET /readyz", b"post /", b"POST x", b"GET //"]
 BODIES = [b"", BODY, INNER, PLAIN, b"0\r\n\r\n", b"5\r\nabcde\r\n0\r\n\r\n", b"\r\n"]
 
 
@@ -165,7 +181,8 @@ def mostly(usual: bytes, *odd: bytes) -> st.SearchStrategy[bytes]:
 def requests(draw: st.DrawFn) -> bytes:
     """A request as a client or an attacker writes it."""
     body = draw(st.sampled_from(BODIES))
-    lines = [b"%b HTTP/1.1" % draw(st.sampled_from(STARTS[:4]) | mostly(*STARTS))]
+    usual = st.sampled_from([*STARTS[:4], b"GET /livez"])
+    lines = [b"%b HTTP/1.1" % draw(usual | mostly(*STARTS))]
     hosts = st.just(HOSTS[:1]) | st.lists(st.sampled_from(HOSTS), max_size=2)
     lines += [b"Host: %b" % host for host in draw(hosts)]
     if body:
@@ -217,7 +234,8 @@ async def compare(pieces: Iterable[bytes]) -> int:
             assert not is_upgraded
             assert body.is_eof()
             assert read.begins == f"{message.method} {message.path}".encode()
-            assert (message.version, message.should_close) == (HttpVersion11, False)
+            assert (message.version, message.should_close) == (HttpVersion11, read.is_last)
+            assert not read.is_last or read.begins in plain_requests.CHECKS
             assert b"".join(getattr(body, "_buffer", ())) == read.body
             for name, value in read.fields.items():
                 assert message.headers.getall(name.decode())[-1] == value.decode().strip()

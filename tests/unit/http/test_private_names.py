@@ -24,6 +24,8 @@ from stretto.http.front.fast_path import FastPathConnection
 from stretto.http.front.parsing import PartedParsing
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.front.runner import ContractRunner, ContractServer
+from stretto.http.front.unparsed_answers import UnparsedAnswers
+from stretto.http.front.unparsed_checks import UnparsedChecks
 from stretto.http.front.writing import BoundedWriting
 from stretto.runtime import bounded_answers
 
@@ -39,6 +41,7 @@ OURS = {
     "counting.py": CountedArrival,
     "fast_path.py": FastPathConnection,
     "parsing.py": PartedParsing,
+    "unparsed_answers.py": UnparsedAnswers,
     "queueing.py": BoundedQueue,
     "writing.py": BoundedWriting,
     "runner.py": ContractServer,
@@ -65,8 +68,8 @@ def known_names(ours: type) -> set[str]:
     handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
     server = {*dir(web.Server), *vars(web.Server(no_handler))}
     classes = (
-        *(ours, CountedArrival, CountedHeads, FastPathConnection, BoundedQueue),
-        *(PartedParsing, BoundedWriting, ContractRunner),
+        *(ours, CountedArrival, CountedHeads, UnparsedChecks, FastPathConnection, UnparsedAnswers),
+        *(BoundedQueue, PartedParsing, BoundedWriting, ContractRunner),
     )
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
     return (

@@ -130,12 +130,12 @@ class ClientConnection(CountedArrival):
         began = perf_counter()
         request = self._plain_requests.read(data)
         is_one = request is not None
-        if request is not None and request.begins != CREATION:
-            request = None
         if request is not None and self._answer_unparsed(request, began):
             self._head_bytes = 0
             self._stop_read_timer()
             return
+        if request is not None and request.begins != CREATION:
+            request = None
         count = self._request_count
         was_in_body = self._is_in_body
         self._read_requests(data, is_one=is_one)

@@ -12,7 +12,6 @@ from aiohttp.web_protocol import _ErrInfo
 
 from stretto.http.front.arrived import COUNTED_BYTES_MIN
 from stretto.http.front.chunks import memory_of_body
-from stretto.http.front.fast_path import FastPathConnection
 from stretto.http.front.head_memory import (
     LargeHead,
     drop_fields,
@@ -22,6 +21,7 @@ from stretto.http.front.head_memory import (
     memory_of_part,
 )
 from stretto.http.front.heads import head_bytes
+from stretto.http.front.unparsed_checks import UnparsedChecks
 from stretto.http.problems import drop_frames
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stretto.http.front.limits import LimitedServer
 
 
-class CountedHeads(FastPathConnection):
+class CountedHeads(UnparsedChecks):
     """aiohttp's side of a connection of which large heads are counted."""
 
     __slots__ = ("_has_turn", "_is_head_dropped", "_large", "_large_memory", "_part_memory")

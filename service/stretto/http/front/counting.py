@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from aiohttp import StreamReader, web
     from aiohttp.web_request import BaseRequest
 
-    from stretto.creation.flight import Answer
     from stretto.domain import UserId
-    from stretto.errors import StrettoError
     from stretto.http.front.limits import LimitedServer
 
 
@@ -72,10 +70,10 @@ class CountedArrival(CountedHeads, BodyClient):
         if not self._is_refused:
             self._arrived.note(self)
 
-    def _answer_flight(self, outcome: Answer | StrettoError) -> None:
-        """Answer the creation in flight; what was held behind it is held no longer."""
+    def _read_held(self) -> None:
+        """Read what was held behind a request that is answered: it is held no longer."""
         has_held = bool(self._held)
-        super()._answer_flight(outcome)
+        super()._read_held()
         if has_held:
             self._note_arrived()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from stretto.http.front.arrived import ARRIVED_BYTES_MAX, ArrivedRequests
+from stretto.http.front.health_checks import HealthChecks
 from stretto.http.front.reading_turns import ReadingTurns
 from stretto.http.front.unread import UNREAD_BYTES_MAX, UnreadAnswers
 
@@ -30,6 +31,7 @@ class LimitedServer(web.Server):
         self.unread = UnreadAnswers(UNREAD_BYTES_MAX)
         self.arrived = ArrivedRequests(ARRIVED_BYTES_MAX)
         self.reading_turns = ReadingTurns()
+        self.checks = None if service is None else HealthChecks(service)
         self._is_stopping = False
         if service is not None:
             service.authenticator.bound_waits(limits.connections_max)

@@ -38,6 +38,8 @@ _UNUSUAL: Final = frozenset(
         b"upgrade",
     }
 )
+# Health checks: these may say that they are the last of their connection, as haproxy's and the kubelet's do.
+CHECKS: Final = {b"GET /livez": "/livez", b"GET /readyz": "/readyz"}
 # A name or an address, and a port. Off the fast path as well, an odd one is refused (`heads.py`).
 HOST: Final = rb"[0-9A-Za-z._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?"
 _HOST: Final = re.compile(HOST)
@@ -54,6 +56,12 @@ class PlainRequest:
     fields: dict[bytes, bytes]
     """By name in lower case; of a repeated field, the last value."""
     body: bytes
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing can follow it on its connection."""
+        # There is no other value than `keep-alive`.
+        return self.fields.get(b"connection", b"").lower() == b"close"
 
     @property
     def authorization(self) -> str | None:
@@ -82,13 +90,16 @@ class PlainRequests:
             self._expect(self._missing - len(data))
             return None
         head = _HEAD.match(data)
-        if head is None or head.end() > _HEAD_BYTES_MAX or (fields := _fields(head[2])) is None:
+        if head is None or head.end() > _HEAD_BYTES_MAX or (fields := _fields(head)) is None:
             self._missing = None
             return None
         body = data[head.end() :]
         length = fields.get(b"content-length", b"0")
         if length == b"%d" % len(body):
-            return PlainRequest(head[1], fields, body)
+            request = PlainRequest(head[1], fields, body)
+            if request.is_last:
+                self._missing = None
+            return request
         self._expect(int(length) - len(body) if _LENGTH.fullmatch(length) else -1)
         return None
 
@@ -97,10 +108,10 @@ class PlainRequests:
         self._missing = missing if missing >= 0 else None
 
 
-def _fields(lines: bytes) -> dict[bytes, bytes] | None:
-    """Return the fields, if they leave no room for interpretation."""
+def _fields(head: re.Match[bytes]) -> dict[bytes, bytes] | None:
+    """Return the fields of a head, if they leave no room for interpretation."""
     fields: dict[bytes, bytes] = {}
-    for line in lines.split(b"\r\n"):
+    for line in head[2].split(b"\r\n"):
         name, _, value = line.partition(b": ")
         name = name.lower()
         if name in fields and name not in _REPEATED:
@@ -108,7 +119,7 @@ def _fields(lines: bytes) -> dict[bytes, bytes] | None:
         fields[name] = value
     if not _UNUSUAL.isdisjoint(fields) or not _HOST.fullmatch(fields.get(b"host", b"")):
         return None
-    connection = fields.get(b"connection")
-    if connection is not None and connection.lower() != b"keep-alive":
-        return None
-    return fields
+    connection = fields.get(b"connection", b"keep-alive").lower()
+    if connection == b"keep-alive" or (connection == b"close" and head[1] in CHECKS):
+        return fields
+    return None

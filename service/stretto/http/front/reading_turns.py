@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from stretto.http.front.fair_bytes import ClientOfUser
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable
 
 # In 5 to 10 ms: of users, and as many of others.
 CHUNKS_A_TURN: Final = 1024
@@ -39,7 +36,7 @@ class _Share:
 
     def __init__(self) -> None:
         self.left = CHUNKS_A_TURN
-        self.waiting: OrderedDict[Hashable, OrderedDict[ReadClient, None]] = OrderedDict()
+        self.waiting: OrderedDict[object, OrderedDict[ReadClient, None]] = OrderedDict()
         """Of each user, or of one other client: the first one first."""
 
     def next(self) -> ReadClient:
@@ -56,7 +53,7 @@ class ReadingTurns:
 
     def __init__(self) -> None:
         self._users, self._others = _Share(), _Share()
-        self._places: dict[ReadClient, tuple[_Share, Hashable]] = {}
+        self._places: dict[ReadClient, tuple[_Share, object]] = {}
         """Where each one that waits does: its user may become known meanwhile."""
         self._next: asyncio.Handle | None = None
 

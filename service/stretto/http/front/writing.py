@@ -44,6 +44,7 @@ class BoundedWriting(RequestHandler):
         "_write_seconds",
         "_write_timer",
         "connected_at",
+        "has_checked",
         "user",
         "waits_for_turn",
     )
@@ -66,13 +67,15 @@ class BoundedWriting(RequestHandler):
         """Of the last request that was taken, if its token is known."""
         self.waits_for_turn = False
         """Whether a request without a known token waits until its work begins."""
+        self.has_checked = False
+        """Whether it has sent a health check that was not parsed."""
         self.connected_at = self._loop.time()
 
     @property
     def is_of_stranger(self) -> bool:
         """Whether the last request had no token that is known, or none has come in time."""
         is_late = self._loop.time() >= self.connected_at + STRANGER_SECONDS
-        return self.user is None and (self._request_count > 0 or is_late)
+        return self.user is None and (self._request_count > 0 or self.has_checked or is_late)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new client; asyncio calls `pause_writing` once it does not take everything."""

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
-
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from stretto.errors import DatabaseUnavailable, Overloaded
-from stretto.http.problems import drop_frames
-from stretto.http.service import INSTANCE, SERVICE, json_response
-from stretto.store_errors import Unreachable
-from stretto.telemetry.logs import logger
-
-# The route needs no token, and the cause may name roles and tables: it is for the log alone.
-DATABASE_UNREADY: Final = (
-    "The database does not answer, is read-only, has no connection left, or lacks a table or a"
-    " right; `cause` of request.database_unavailable in the log says which."
-)
-# Load balancers wait for a check for some two seconds, and take an instance for hung that says nothing.
-PING_SECONDS: Final = 1.5
-KEYS_UNKNOWN: Final = (
-    "The token issuer's keys were not fetched yet; `cause` of issuer.keys_not_fetched in the log"
-    " says why."
-)
+from stretto.http import readiness
+from stretto.http.service import INSTANCE, SERVICE
 
 
 async def livez(_: web.Request) -> web.Response:
     """`GET /livez`: 200 as long as the event loop runs."""
-    return json_response({"status": "alive"})
+    return readiness.alive()
 
 
 async def readyz(request: web.Request) -> web.Response:
@@ -42,23 +24,10 @@ async def readyz(request: web.Request) -> web.Response:
     instance would not mend it (ADR 0023).
     """
     service = request.app[SERVICE]
-    if service.draining.is_set() or service.creator.is_stopping:
-        raise Overloaded.while_stopping()
-    if not service.authenticator.has_keys():
-        raise Overloaded(KEYS_UNKNOWN, retry_after_seconds=1)
-    # Before the database is asked: the reader that asks it may be down.
-    if down := service.runner.down:
-        raise Overloaded(f"Not running: {', '.join(down)}.", retry_after_seconds=1)
-    try:
-        async with asyncio.timeout(PING_SECONDS):
-            await service.reads.ping()
-    except (Unreachable, TimeoutError) as error:
-        cause = str(error) or "no answer to a health check yet"
-        logger.warning("request.database_unavailable", cause=cause)
-        drop_frames(error)
-        raise DatabaseUnavailable(DATABASE_UNREADY, retry_after_seconds=1) from None
-    idle = sorted(name for name, running in service.runner.up.items() if not running)
-    return json_response({"status": "ready", **({"not_running": idle} if idle else {})})
+    if (refusal := readiness.refusal(service)) is not None:
+        return refusal
+    asked = service.database_asked.get(readiness.asking(service))
+    return readiness.answer(service, does_database_answer=await asked)
 
 
 async def metrics(request: web.Request) -> web.Response:
