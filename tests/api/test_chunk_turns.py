@@ -61,7 +61,9 @@ async def test_chunks_wait_for_their_turn_and_a_newcomer_does_not(
     turns.spend()
     client = await raw.connect(POST + CHUNKS)
     await turns.until_waits()
-    assert 200 == (await (await raw.connect(PING)).answer())[0]
+    # Which the parser reads.
+    newcomer = await raw.connect(PING.replace(b"/livez", b"/nowhere"))
+    assert 404 == (await newcomer.answer())[0]
     assert b"" == client.answered
     turns.begin()
     assert 201 == (await client.answer())[0]
@@ -111,8 +113,9 @@ async def test_they_are_answered_however_they_are_cut(
     assert [201, 200] == [(await client.answer())[0] for _ in range(2)]
 
 
+@pytest.mark.parametrize("left", [0, reading_turns.CHUNKS_OF_READ + 1], ids=["unread", "parsed"])
 async def test_a_client_that_waits_for_its_turn_is_not_timed(
-    raw: RawClients, turns: Turns, counted: Counted
+    left: int, raw: RawClients, turns: Turns, counted: Counted
 ) -> None:
     """It waits for us: it is neither cut off nor idle. From its turn on, what was left of its time goes on."""
     loop = asyncio.get_running_loop()
@@ -123,7 +126,7 @@ async def test_a_client_that_waits_for_its_turn_is_not_timed(
     # As if most of it was over.
     ours._read_timer.cancel()
     ours._read_timer = loop.call_later(READ_SECONDS / 4, ours._cut_off, "too_slow")
-    turns.spend()
+    turns.spend(left)
     client.send(CHUNKS[:-1])
     await turns.until_waits()
     assert ours._read_timer is None

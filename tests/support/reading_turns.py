@@ -25,9 +25,9 @@ class Turns:
         monkeypatch.setattr(ReadingTurns, "__init__", watched)
         monkeypatch.setattr(ReadingTurns, "_begin_later", lambda _: None)
 
-    def spend(self) -> None:
-        """Have as much been read in this turn as one has."""
-        self.all[0]._users.left = self.all[0]._others.left = 0
+    def spend(self, left: int = 0) -> None:
+        """Have as much been read in this turn as one has, but for so many chunks."""
+        self.all[0]._users.left = self.all[0]._others.left = left
 
     async def until_waits(self, count: int = 1) -> None:
         """Wait until so many connections wait."""
