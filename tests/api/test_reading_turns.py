@@ -125,9 +125,13 @@ async def test_a_newcomer_is_one_with_a_small_request_that_comes_soon(
 async def test_a_read_costs_and_a_head_costs_by_its_bytes(
     turns: Turns, stranger: RawClient, ours: ClientConnection
 ) -> None:
-    """What is read at once by the fast path costs nothing for its head."""
+    """What the fast path answers costs nothing for its head."""
     others = turns.all[0]._others
     async with asyncio.timeout(DEADLINE_SECONDS):
+        turns.begin()
+        stranger.send(PING)
+        await stranger.answer()
+        assert reading_turns.CHUNKS_OF_READ == reading_turns.CHUNKS_A_TURN - others.left
         turns.begin()
         stranger.send(LARGE)
         await stranger.answer()
@@ -231,7 +235,23 @@ async def test_more_that_comes_meanwhile_stays_behind(
         ours.data_received(PING[9:] + PING)
         assert ours._late == PING + PING
         turns.begin()
+        assert b"" == ours._late
         assert [200, 200] == [(await stranger.answer())[0] for _ in range(2)]
+
+
+async def test_more_that_a_new_connection_sends_stays_behind_its_large_request(
+    raw: RawClients, turns: Turns, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small it is, and soon."""
+    monkeypatch.setattr("stretto.http.front.parsing.STRANGER_SECONDS", DEADLINE_SECONDS)
+    turns.spend()
+    client = await raw.connect(LARGE)
+    await turns.until_waits()
+    (ours,) = counted.clients
+    ours.data_received(PING)
+    assert ours._late == LARGE + PING
+    turns.begin()
+    assert [200, 200] == [(await client.answer())[0] for _ in range(2)]
 
 
 async def test_a_client_that_closes_its_half_while_it_waits_is_answered(
