@@ -14,6 +14,7 @@ from aiohttp import web
 from stretto.domain import UserId
 from stretto.http.front import runner
 from stretto.http.front.connection import ClientConnection
+from stretto.http.front.reading_turns import CHUNKS_A_TURN
 from stretto.http.front.runner import SEARCH_AGAIN_SECONDS, ContractRunner, ContractServer
 from stretto.http.front.writing import STRANGER_SECONDS
 from stretto.http.settings import ConnectionLimits
@@ -291,6 +292,22 @@ async def test_a_connection_is_not_idle_while_its_request_arrives_or_waits(
         client._process_keepalive()
         is_idle = why == "it is idle"
         assert is_idle == (client.transport is None) == (client._keepalive_handle is None)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_what_has_come_when_a_connection_is_accepted_is_read_at_once(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the turn of the loop is in which that is."""
+    monkeypatch.setattr("stretto.http.front.parsing.STRANGER_SECONDS", 0.0)
+    async with crowd() as clients:
+        client = clients.connect()
+        monkeypatch.setattr(clients.server.reading_turns, "_begin", Mock())
+        clients.server.reading_turns.take(client, CHUNKS_A_TURN)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        client.data_received(PING)
+        assert bool(client._late) == (turns > 0)
 
 
 @pytest.mark.parametrize("has_left", [True, False])

@@ -17,6 +17,8 @@ from stretto.http.front.reading_turns import BYTES_OF_CHUNK, CHUNKS_OF_READ
 from stretto.http.front.writing import STRANGER_SECONDS, BoundedWriting
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aiohttp import StreamReader
 
     from stretto.http.front.chunks import ChunkCount
@@ -33,7 +35,16 @@ class PartedParsing(BoundedWriting):
     """aiohttp's side of a connection that knows where heads and bodies end."""
 
     __slots__ = (
-        *("_chunks", "_head_ends", "_is_read", "_late", "_length", "_newest", "_reading_turns"),
+        *(
+            "_chunks",
+            "_head_ends",
+            "_is_new",
+            "_is_read",
+            "_late",
+            "_length",
+            "_newest",
+            "_reading_turns",
+        ),
         *("_rest", "_waits_to_be_read"),
     )
 
@@ -57,6 +68,17 @@ class PartedParsing(BoundedWriting):
         """What has arrived since then."""
         self._is_read = False
         """Whether anything of it was read."""
+        self._is_new = True
+        """Whether what had come when it was accepted may not have been read yet."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new client."""
+        super().connection_made(transport)
+        # What has come before is read in this turn of the loop, however long that is.
+        self._loop.call_soon(self._end_new)
+
+    def _end_new(self) -> None:
+        self._is_new = False
 
     def _renew_parser(self) -> None:
         """Take a new parser: one keeps a head that it has read, or a part of one, until the next begins."""
@@ -107,7 +129,7 @@ class PartedParsing(BoundedWriting):
         is_newcomer = (
             not self._is_read
             and len(data) <= NEWCOMER_BYTES_MAX
-            and self._loop.time() < self.connected_at + STRANGER_SECONDS
+            and (self._is_new or self._loop.time() < self.connected_at + STRANGER_SECONDS)
         )
         if self._waits_to_be_read or not (is_newcomer or self._has_turn_to_be_read()):
             self._late += data

@@ -16,8 +16,8 @@ from typing import Final, Protocol
 
 from stretto.http.front.fair_bytes import ClientOfUser
 
-# In 5 to 10 ms: of users, and as many of others.
-CHUNKS_A_TURN: Final = 1024
+# In 3 to 5 ms: of users, and as many of others.
+CHUNKS_A_TURN: Final = 512
 # What a read of a socket costs, or a head, beside its bytes: an exact repeat takes 23 µs.
 CHUNKS_OF_READ: Final = 2
 # Of a head: 32 KiB take 0.5 ms.
