@@ -100,6 +100,38 @@ async def test_others_wait_for_their_turn_and_users_do_not(
         assert 201 == (await user.answer())[0]
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_token_that_is_known_has_its_users_turn_to_be_read(
+    is_new: bool, raw: RawClients, turns: Turns, stranger: RawClient
+) -> None:
+    """On a connection that was another client's before, and where the first request of a new one is large."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await (await raw.connect(CREATION)).answer()
+        turns.all[0]._others.left = 0
+        request = CREATION.replace(b"Host: x\r\n", b"Host: x\r\n" + FIELD)
+        user = await raw.connect(request) if is_new else stranger
+        if not is_new:
+            user.send(CREATION)
+        assert 201 == (await user.answer())[0]
+
+
+async def test_answers_to_what_is_refused_have_turns(
+    raw: RawClients, stranger: RawClient, ours: ClientConnection
+) -> None:
+    """Thousands may be due at once; a connection that waits for its own makes room."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        # As in a turn that has no more of them.
+        ours._refusal_turns._per_turn = 0
+        stranger.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n\x00: x\r\n\r\n")
+        await until(lambda: ours.waits_for_turn)
+        assert 200 == (await (await raw.connect(PING)).answer())[0]
+        assert b"" == stranger.answered
+        ours._refusal_turns._per_turn = 1
+        ours._refusal_turns._grant_next()
+        assert 400 == (await stranger.answer())[0]
+        assert not ours.waits_for_turn
+
+
 @pytest.mark.parametrize("kind", ["large", "late", "second"])
 async def test_a_newcomer_is_one_with_a_small_request_that_comes_soon(
     kind: str, raw: RawClients, turns: Turns, counted: Counted, monkeypatch: pytest.MonkeyPatch

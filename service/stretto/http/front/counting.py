@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from stretto.http.bodies import BodyClient, too_many_bodies
 from stretto.http.front.chunks import memory_of_body
 from stretto.http.front.counted_heads import CountedHeads
+from stretto.http.front.heads import authorization_in
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Awaitable, Callable
 
     from aiohttp import StreamReader, web
+    from aiohttp.web_protocol import _ErrInfo
     from aiohttp.web_request import BaseRequest
 
     from stretto.domain import UserId
@@ -28,13 +31,14 @@ class CountedArrival(CountedHeads, BodyClient):
     """aiohttp's side of a connection of which all that arrives is counted."""
 
     __slots__ = (
-        *("_arrived", "_begun", "_body_bytes", "_is_refused", "_refusal"),
+        *("_arrived", "_begun", "_body_bytes", "_is_refused", "_refusal", "_refusal_turns"),
         *("_read_left_seconds", "_read_seconds", "_read_timer"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, **options)
         self._arrived = manager.arrived
+        self._refusal_turns = manager.turns_of_refusals
         self._read_timer: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
         self._read_seconds = self._read_left_seconds = manager.limits.read_timeout_seconds
@@ -59,7 +63,13 @@ class CountedArrival(CountedHeads, BodyClient):
         return count
 
     def _must_wait_to_be_read(self, data: bytes) -> bool:
-        """Return whether bytes wait until their connection is read; its time does not go on meanwhile."""
+        """Return whether bytes wait until their connection is read; its time does not go on meanwhile.
+
+        Where others than users wait, a token that is known names its user: a proxy's connection may have been
+        another client's before, or this is the first request of a new one, and a large one.
+        """
+        if self.user is None and self._reading_turns.are_spent(self) and self._service is not None:
+            self.user = self._service.authenticator.owner_of(authorization_in(data))
         must_wait = super()._must_wait_to_be_read(data)
         if must_wait:
             self._pause_read_timer()
@@ -108,6 +118,20 @@ class CountedArrival(CountedHeads, BodyClient):
         self._begun = self._refusal = None
         self._body_bytes = 0
         self._note_arrived()
+
+    def _make_error_handler(
+        self, err_info: _ErrInfo
+    ) -> Callable[[BaseRequest], Awaitable[web.StreamResponse]]:
+        """Return what answers a request that no handler has: in a turn, as handlers begin."""
+        refuse = super()._make_error_handler(err_info)
+
+        async def refuse_in_turn(request: BaseRequest) -> web.StreamResponse:
+            self.waits_for_turn = True
+            await self._refusal_turns.take(self)
+            self.waits_for_turn = False
+            return await refuse(request)
+
+        return refuse_in_turn
 
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -22,11 +22,18 @@ HEAD_BYTES_MAX: Final = 32 * 1024
 _LENGTH_DIGITS_MAX: Final = 20
 _END: Final = b"\r\n\r\n"
 _HOST: Final = re.compile(HOST.decode())
+_AUTHORIZATION: Final = re.compile(rb"\r\n[Aa]uthorization:[ \t]*([^\r\n]+)\r\n")
 LINE_TOO_LARGE: Final = "A line of the request's head is too large."
 FIELDS_TOO_MANY: Final = "The request's head has too many fields."
 # aiohttp has no class of its own for it: with another text it would be answered 400, as any bytes
 # that cannot be parsed.
 _TOO_MANY: Final = "Too many headers received"
+
+
+def authorization_in(data: bytes) -> str:
+    """Return the first field of that name in bytes that may begin with a head; empty if there is none."""
+    field = _AUTHORIZATION.search(data, 0, HEAD_BYTES_MAX)
+    return "" if field is None else field[1].decode(errors="replace")
 
 
 class HeadEnds:

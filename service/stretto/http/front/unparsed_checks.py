@@ -83,5 +83,5 @@ class UnparsedChecks(FastPathConnection):
         if self._is_check_last:
             # Where aiohttp writes it if the client has asked for it.
             answer = answer.replace(HEAD_END, CLOSE_LINE, 1)
-        self._send(with_id(answer, self._request.known_id), says_last=self._is_check_last)
+        self._send(with_id(answer, self._request.id), says_last=self._is_check_last)
         self._read_held()
