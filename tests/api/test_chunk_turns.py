@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.http.front import chunks, reading_turns
-from stretto.http.settings import ConnectionLimits
-from support.api_client import api_for, token_of
+from support.api_client import token_of
 from support.counted_arrival import Counted, watched_connections
-from support.raw_client import BODY, PING, RawClients, creation_head, raw_clients
+from support.raw_client import BODY, PING, RawClients, creation_head, hurried_clients
 from support.reading_turns import Turns
 from support.waiting import until
 
@@ -45,12 +44,9 @@ def database_url(server_url: str) -> str:
 @pytest.fixture
 async def raw(turns: Turns, counted: Counted, database_url: str) -> AsyncIterator[RawClients]:
     """Clients of a service that waits for no request for long."""
-    limits = ConnectionLimits(read_timeout_seconds=READ_SECONDS)
-    async with (
-        asyncio.timeout(DEADLINE_SECONDS),
-        api_for(database_url, limits=limits) as api,
-        raw_clients(api.url) as clients,
-    ):
+    async with hurried_clients(
+        database_url, read_seconds=READ_SECONDS, deadline_seconds=DEADLINE_SECONDS
+    ) as clients:
         yield clients
 
 

@@ -12,9 +12,8 @@ from stretto.http.front.connection import ClientConnection
 from stretto.http.front.heads import HEAD_BYTES_MAX
 from stretto.http.front.parsing import BODY_BUFFER_BYTES
 from stretto.http.front.queueing import QUEUED_MAX
-from stretto.http.settings import ConnectionLimits
-from support.api_client import api_for, token_of
-from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
+from support.api_client import token_of
+from support.raw_client import BODY, PING, RawClients, creation, creation_head, hurried_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,12 +49,9 @@ REQUESTS = {
 @pytest.fixture
 async def raw(database_url: str) -> AsyncIterator[RawClients]:
     """Clients of a service that waits for no request for long."""
-    limits = ConnectionLimits(read_timeout_seconds=READ_SECONDS)
-    async with (
-        asyncio.timeout(DEADLINE_SECONDS),
-        api_for(database_url, limits=limits) as api,
-        raw_clients(api.url) as clients,
-    ):
+    async with hurried_clients(
+        database_url, read_seconds=READ_SECONDS, deadline_seconds=DEADLINE_SECONDS
+    ) as clients:
         yield clients
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.http.front.connection import ClientConnection
 from stretto.http.front.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
 from stretto.http.settings import ConnectionLimits
 from support.api_client import Api, api_for, token_of
+from support.counted_arrival import watched_connections
 from support.database import pend
 from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
 from support.waiting import until
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from uuid import UUID
 
+    from stretto.http.front.connection import ClientConnection
     from support.database import Connection
 
 DEADLINE_SECONDS = 60
@@ -84,15 +85,7 @@ async def raw(database_url: str) -> AsyncIterator[RawClients]:
 @pytest.fixture
 async def made(monkeypatch: pytest.MonkeyPatch) -> list[ClientConnection]:
     """The service's side of all connections."""
-    connections: list[ClientConnection] = []
-    make = ClientConnection.connection_made
-
-    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
-        make(client, transport)
-        connections.append(client)
-
-    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
-    return connections
+    return watched_connections(monkeypatch).clients
 
 
 @pytest.fixture

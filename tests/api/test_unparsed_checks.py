@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 
 from stretto.creation.reads import Reads
-from stretto.http.front.connection import ClientConnection
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.service import SERVICE
 from stretto.http.settings import StreamSettings
@@ -20,6 +19,7 @@ from stretto.http.tokens.authenticator import Authenticator
 from stretto.runtime.runner import Runner
 from stretto.store_errors import Unreachable
 from support.api_client import token_of
+from support.counted_arrival import watched_connections
 from support.live_service import LiveService, live_service
 from support.raw_client import PING, RawClient, RawClients, creation, raw_clients
 from support.waiting import until
@@ -27,6 +27,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from stretto.http.front.connection import ClientConnection
     from stretto.http.front.health_checks import HealthChecks
 
 DEADLINE_SECONDS = 60
@@ -78,20 +79,14 @@ class World:
 @pytest_asyncio.fixture
 async def world(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """A service whose database answers checks when a test says so."""
-    made: list[ClientConnection] = []
-    make, ping = ClientConnection.connection_made, Reads.ping
+    made, ping = watched_connections(monkeypatch).clients, Reads.ping
     may_answer = asyncio.Event()
     may_answer.set()
-
-    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
-        make(client, transport)
-        made.append(client)
 
     async def ping_later(reads: Reads) -> None:
         await may_answer.wait()
         await ping(reads)
 
-    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
     monkeypatch.setattr(Reads, "ping", ping_later)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),

@@ -11,6 +11,7 @@ from stretto.http.front.connection import ClientConnection
 from stretto.http.front.parsing import BODY_BUFFER_BYTES
 from stretto.http.front.queueing import QUEUED_MAX
 from support.api_client import token_of
+from support.counted_arrival import watched_connections
 from support.database import first_row, pend, writes_held_up
 from support.raw_client import PING, RawClients, creation, creation_head, raw_clients
 from support.waiting import until
@@ -84,15 +85,7 @@ async def raw(api: Api) -> AsyncIterator[RawClients]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[ClientConnection]:
     """The service's side of all connections."""
-    connections: list[ClientConnection] = []
-    make = ClientConnection.connection_made
-
-    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
-        make(client, transport)
-        connections.append(client)
-
-    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
-    return connections
+    return watched_connections(monkeypatch).clients
 
 
 @pytest.fixture

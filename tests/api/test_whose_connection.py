@@ -10,12 +10,12 @@ import pytest
 
 from stretto.http.admission import _PLACES, LoadShedder, UnknownOwner
 from stretto.http.event_streams import SUBPROTOCOL
-from stretto.http.front.connection import ClientConnection
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import VERIFIED_SECONDS_MAX, Authenticator
 from stretto.http.tokens.keys import TokenKey
 from stretto.runtime.turns import Turns
 from support.api_client import token_of
+from support.counted_arrival import watched_connections
 from support.full_service import WAIT_SECONDS, full_service
 from support.live_service import DEADLINE_SECONDS, live_service
 from support.raw_client import creation, raw_clients
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from stretto.domain import UserId
+    from stretto.http.front.connection import ClientConnection
     from support.database import Connection
     from support.live_service import LiveService, SseClient, WebSocketClient
     from support.raw_client import RawClient
@@ -57,15 +58,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[ClientConnection]:
     """The service's connections, in their order."""
-    connections: list[ClientConnection] = []
-    make = ClientConnection.connection_made
-
-    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
-        make(client, transport)
-        connections.append(client)
-
-    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
-    return connections
+    return watched_connections(monkeypatch).clients
 
 
 def let_all_be_verified_again(authenticator: Authenticator, times: int = 1) -> None:

@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from stretto.http.settings import ConnectionLimits
+from support.api_client import api_for
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
@@ -121,6 +124,20 @@ class RawClients:
         """Close all connections, as a client that vanishes."""
         for client in self._opened:
             client.transport.abort()
+
+
+@asynccontextmanager
+async def hurried_clients(
+    database_url: str, *, read_seconds: float, deadline_seconds: float
+) -> AsyncIterator[RawClients]:
+    """Serve a database in this process, and yield clients of a service that waits for no request for long."""
+    limits = ConnectionLimits(read_timeout_seconds=read_seconds)
+    async with (
+        asyncio.timeout(deadline_seconds),
+        api_for(database_url, limits=limits) as api,
+        raw_clients(api.url) as clients,
+    ):
+        yield clients
 
 
 @asynccontextmanager

@@ -268,7 +268,7 @@ class ClientConnection(CountedArrival):
             # It is logged as cut off.
             return closing_response(request, exc)
         if isinstance(exc, ConnectionError) and (not self.transport or self.transport.is_closing()):
-            # While it was told to send its body: nothing was unreadable, and no answer reaches it.
+            # While it was asked for its body: nothing was unreadable, and no answer reaches it.
             drop_frames(exc)
             raise ConnectionError("the client has left")
         if too_large := too_large_part(exc):

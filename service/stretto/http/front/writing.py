@@ -28,7 +28,8 @@ DROPPED_BYTES_MAX: Final = 16 * 1024 * 1024
 # Some round trips, in which a client sees the end of the last answer and closes.
 LINGER_SECONDS: Final = 2.0
 # A client that has just connected may be a user, whose request is on its way: it comes with the last packet of
-# the handshake, or just behind it. Whoever connects again and again must not keep places for longer.
+# the handshake, or just behind it. A client that connects again and again must not keep
+# places for longer.
 STRANGER_SECONDS: Final = 0.1
 
 
